@@ -1,143 +1,469 @@
 -- acquire: take out the places that leave; then grant each newcomer a permit, let it join the queue, or refuse it.
 --
--- A semaphore is one sorted set with two kinds of member:
---   <id>    score: the end of its lease, ms by TIME (about 1e12)   every place
---   q<id>   score: its ticket, us by TIME (about 1e15)             a place that still waits; for q see queued.lua
--- Scores from 1e14 on are tickets. An <id> is [~]<node>:<n>; '~' marks a node without a mailbox. The id of a place that
--- may wait ends in '-' and the limit of its policy, seven digits in base 36.
+-- A semaphore is one sorted set. A place of no tenant has these members:
+--   <id>                          score: the end of its lease, ms by TIME (about 1e12)
+--   q<id>                         score: its ticket, us by TIME (about 1e15), while it waits; for q see queued.lua
+-- An <id> is [~]<node>:<n>; '~' marks a node without a mailbox. The id of a place that may wait ends in '-' and the
+-- limit of its policy, seven digits in base 36.
+--
+-- A place of a tenant has a claim at the end of its id, sixteen bytes: '.', then in base 36 the tenant's number f
+-- (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). If it may wait, fifteen
+-- bytes precede the claim: '-', then limit and headroom of its policy (7 each). They are cut by position. If it has a
+-- rate, twelve bytes precede these: '/', then the grants in a window (3) and the window in us (8). An id without
+-- a claim never has '.' there. Places with a claim have these members:
+--   <id>                          score: 1e13 + the end of its lease, ms
+--   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
+--                                 more than that of the last in the line
+--   q<id>, 2q<id> ... <cost>q<id>  score: f: it holds, one member for each permit
+--   r<n>, 2r<n> ... <cost>r<n>    score: -(seconds): it was granted then; n: its id up to its rate; see rate.lua
+--   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua
+-- So the ranges of scores are, from the lowest: grants, lines, permits by tenant, lease ends without and with a claim,
+-- tickets from 1e14 on, turns from 2^52 on. The permits that f has in use are the members of one score. A set is plain
+-- if no place in it has a claim; then much of the work falls away: see kind.lua.
+--
+-- Replies have the ticket of a line as 1e14 + k, and a lease end without the 1e13.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   limit       integer >= 0, permits; newcomers are judged by it
 -- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
--- ARGV[3]   lease_ms    integer >= 1
--- ARGV[4]   max_queue   integer >= 0, the most places that may wait; -1: the newcomers may not wait
--- ARGV[5]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
--- ARGV[6]   node        the caller's
--- ARGV[7]   leaving     integer >= 0, the number of ids that leave
--- ARGV[8]   recalls     1: if these are the first to wait, notify nodes that keep permits; 0: do not
--- ARGV[9..] id          the places that leave, in any order; then one or more newcomers, in the order of their arrival
+-- ARGV[3]   headroom    integer >= 0, permits that are reserved for class 0; -1: none of the ids has a claim
+-- ARGV[4]   lease_ms    integer >= 1
+-- ARGV[5]   max_queue   integer >= 0, the most places that may wait in one line; -1: the newcomers may not wait
+-- ARGV[6]   max_waiting integer >= 0; a place joins a tenant's line only while that line and all lines together are
+--                       shorter
+-- ARGV[7]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
+-- ARGV[8]   node        the caller's
+-- ARGV[9]   leaving     integer >= 0, the number of ids that leave
+-- ARGV[10]  recalls     1: if these are the first to wait, notify nodes that keep permits; 0: do not
+-- ARGV[11..] id         the places that leave, in any order; then one or more newcomers, in the order of their arrival
 --
 -- Returns   lease_end if all newcomers were granted at once; else
 --           {lease_end, earliest, in_use, waiting, status per newcomer ..., id, lease_end of own grants ...}
 --           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
---           free and a place waited: call again at once
---           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full
+--           free and a place that could have it waited: call again at once
+--           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant is
+--           at its cap | -4 it costs more than it could ever get | -5 a permit is free, but its rate allows no grant
+--           earliest < 0: only its rate keeps back the next in turn; if no place waits, the first newcomer of status
+--           -5; for so many ms
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 if the set is empty, 1 more if any leave, for any number of ids; 12
---           with a hand-over; O((ids + 500) * log n): see promote.lua; and what recall.lua costs when a queue begins
+--           with a hand-over. With claims 5, 6 if none is in use, 1 more with a rate, 1 more if any leave, 1 more for
+--           each tenant with a cap, 1 more if any joins a tenant's line. O((ids + 500) * log n): see promote.lua; and
+--           what recall.lua costs when a queue begins
 -- Retry     safe: an id that is present keeps its place, and its lease is renewed; one that has left is ignored
 
 local key = KEYS[1]
-local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3])
-local first, last = 9 + ARGV[7], #ARGV
-local count_of_ids = last - first + 1
+local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[4])
+local first, last = 11 + ARGV[9], #ARGV
+local leaving, count_of_ids = first - 11, last - first + 1
+local claims, headroom = ARGV[3] ~= '-1', math.max(tonumber(ARGV[3]), 0)
 --@clock
 local lease_end = now_ms + lease_ms
-local all = redis.call('ZCARD', key)
 --@queued
-local leaving = first - 9
--- More members than permits: places wait, or the limit was lowered. Those that leave may be waiting, so their tickets
--- are removed in the same command.
-local crowded = all > limit
-if leaving > 0 and all > 0 then
-  if crowded then
-    local members = { unpack(ARGV, 9, first - 1) }
-    for i = 1, leaving do members[leaving + i] = queued .. members[i] end
-    all = all - redis.call('ZREM', key, unpack(members))
-  else
-    all = all - redis.call('ZREM', key, unpack(ARGV, 9, first - 1))
+-- The numbers of members, and of tickets and turns; of permits in use, and of places that wait without a claim.
+local all, waiting, units
+if not claims then
+  all = redis.call('ZCARD', key)
+  -- More members than permits: places wait, or the limit was lowered. Those that leave may be waiting, so their tickets
+  -- are removed in the same command.
+  local crowded = all > limit
+  if leaving > 0 and all > 0 then
+    if crowded then
+      local members = { unpack(ARGV, 11, first - 1) }
+      for i = 1, leaving do members[leaving + i] = queued .. members[i] end
+      all = all - redis.call('ZREM', key, unpack(members))
+    else
+      all = all - redis.call('ZREM', key, unpack(ARGV, 11, first - 1))
+    end
   end
-end
-local waiting = all > 0 and redis.call('ZCOUNT', key, '100000000000000', '+inf') or 0
-if leaving > 0 and waiting > 0 and not crowded then
-  -- Few members, and yet some wait: the limit was raised.
-  local members = {}
-  for i = 1, leaving do members[i] = queued .. ARGV[8 + i] end
-  local left = redis.call('ZREM', key, unpack(members))
-  all, waiting = all - left, waiting - left
+  waiting = all > 0 and redis.call('ZCOUNT', key, '100000000000000', '+inf') or 0
+  if leaving > 0 and waiting > 0 and not crowded then
+    -- Few members, and yet some wait: the limit was raised.
+    local members = {}
+    for i = 1, leaving do members[i] = queued .. ARGV[10 + i] end
+    local left = redis.call('ZREM', key, unpack(members))
+    all, waiting = all - left, waiting - left
+  end
+
+  if waiting == 0 and all + count_of_ids <= limit then
+    if count_of_ids == 1 then
+      all = all + redis.call('ZADD', key, lease_end, ARGV[last])
+    else
+      -- The last id first: Redis walks a small set from its front to the position of a new member.
+      local score, writes, count = string.format('%.0f', lease_end), {}, 0
+      for i = last, first, -1 do
+        writes[count + 1], writes[count + 2] = score, ARGV[i]
+        count = count + 2
+      end
+      all = all + redis.call('ZADD', key, unpack(writes))
+    end
+    -- As in write.lua; but if the set has no other place, there is no expiry that this could shorten.
+    if all == count_of_ids or redis.call('PTTL', key) < lease_ms + 1000 then
+      redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
+    end
+    return lease_end
+  end
+else
+  if leaving > 0 then
+    local ids, from, to, removed = ARGV, 11, first - 1, 0
+    --@take
+  end
+  units = redis.call('ZCOUNT', key, '0', '(10000000000000')
+  waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+
+  -- The most frequent call: one newcomer with a claim, of one permit and class 0, while no place waits.
+  local id = ARGV[last]
+  if waiting == 0 and first == last and string.sub(id, -3) == '001' and string.byte(id, -16) == 46 then
+    local f, each = tonumber(string.sub(id, -15, -11), 36), string.sub(id, -8, -4)
+    if units < limit and (each == '00000' or redis.call('ZCOUNT', key, f, f) < tonumber(each, 36)) then
+      local at = string.find(id, '/', 13, true)
+      if not at then
+        redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)
+        -- As in write.lua.
+        if redis.call('PTTL', key) < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
+        return lease_end
+      end
+      -- As in rate.lua, while the window has room and nothing has left it.
+      local rank, window = tonumber(string.sub(id, at + 1, at + 3), 36) - 1, tonumber(string.sub(id, at + 4, at + 11), 36)
+      if tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -33554432 then
+        local number = string.sub(id, 1, at - 1)
+        redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -now / 1e6, 'r' .. number)
+        local ttl = redis.call('PTTL', key)
+        if ttl < lease_ms + 1000 or ttl < window / 1000 + 1 then
+          redis.call('PEXPIRE', key, math.max(3 * lease_ms, math.ceil(window / 1000)) + 1000)
+        end
+        return lease_end
+      end
+    end
+  end
 end
 
-if waiting == 0 and all + count_of_ids <= limit then
-  if count_of_ids == 1 then
-    all = all + redis.call('ZADD', key, lease_end, ARGV[last])
-  else
-    -- The last id first: Redis walks a small set from its front to the position of a new member.
-    local score, writes, count = string.format('%.0f', lease_end), {}, 0
-    for i = last, first, -1 do
-      writes[count + 1], writes[count + 2] = score, ARGV[i]
-      count = count + 2
+local for_all, frees = ARGV[2] == '1', leaving > 0
+--@kind
+local plain_score = string.format('%.0f', lease_end)
+local fair_score = claims and string.format('%.0f', lease_end + 1e13)
+local sub, byte = string.sub, string.byte
+local settle, remove, room_of, opening_of, start, undo
+local turn = {}
+if not is_plain then
+  units = units or redis.call('ZCOUNT', key, '0', '(10000000000000')
+  if waiting > 0 then
+    turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+  end
+  -- All newcomers of a call have the same rate, or none.
+  local id = ARGV[last]
+  local is_rated = string.find(id, '/', 13, true)
+  local is_second, is_tried = false, false
+  repeat
+    if is_second then
+      --@settle
+      if turn[1] then
+        local ids, from, to = ARGV, 11, first - 1
+        --@leave
+      end
     end
-    all = all + redis.call('ZADD', key, unpack(writes))
-  end
-  -- As in write.lua; but if the set has no other place, there is no expiry that this could shorten.
-  if all == count_of_ids or redis.call('PTTL', key) < lease_ms + 1000 then
-    redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
-  end
-  return lease_end
+    if not opening_of and (is_second or is_rated) then
+      --@rate
+    end
+    -- Whether all can be granted at once: no waiting place could be served, and no cap forbids it.
+    if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or leaving == 0)) then
+      is_tried = true
+      local writes, count, all, room = {}, 0, units, limit
+      local fits, seen, share, of_call, has, turns = true, nil, nil, nil, nil, nil
+      for i = first, last do
+        local id = ARGV[i]
+        if byte(id, -16) ~= 46 then
+          all = all + 1
+          writes[count + 1], writes[count + 2] = plain_score, id
+          count = count + 2
+        else
+          local digits, cost, terms = sub(id, -15, -11), 1, sub(id, -8)
+          if digits ~= seen then
+            seen, share = digits, string.format('%d', tonumber(digits, 36))
+            if turn[1] then
+              turns = turns or {}
+              turns[#turns + 1] = 't' .. digits
+            end
+          end
+          writes[count + 1], writes[count + 2] = fair_score, id
+          writes[count + 3], writes[count + 4] = share, queued .. id
+          count = count + 4
+          -- No cap, class 0, one permit.
+          if terms ~= '00000001' then
+            local each = tonumber(sub(terms, 1, 5), 36)
+            cost = tonumber(sub(terms, -2), 36)
+            for j = 2, cost do
+              writes[count + 1], writes[count + 2] = share, j .. queued .. id
+              count = count + 2
+            end
+            if byte(terms, 6) ~= 48 then room = limit - headroom end
+            if each > 0 then
+              if not of_call then
+                -- The permits that each tenant asks for in this call, counted once there is a cap.
+                of_call, has = {}, {}
+                for j = first, i - 1 do
+                  local before = ARGV[j]
+                  if byte(before, -16) == 46 then
+                    local tenant = sub(before, -15, -11)
+                    of_call[tenant] = (of_call[tenant] or 0) + tonumber(sub(before, -2), 36)
+                  end
+                end
+              end
+              has[digits] = has[digits] or redis.call('ZCOUNT', key, share, share)
+              if has[digits] + (of_call[digits] or 0) + cost > each then fits = false end
+            end
+          end
+          if of_call then of_call[digits] = (of_call[digits] or 0) + cost end
+          all = all + cost
+        end
+      end
+      if fits and all <= room and turns then
+        -- Newcomers may pass stopped lines, but not the line of their own tenant.
+        turns = redis.call('ZMSCORE', key, unpack(turns))
+        for i = 1, #turns do fits = fits and not turns[i] end
+      end
+      if fits and all <= room and not (is_rated and opening_of(id, all - units)) then
+        for i = 1, count, 4000 do
+          redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, count)))
+        end
+        if redis.call('PTTL', key) < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
+        if is_rated then
+          for i = first, last do start(ARGV[i]) end
+        end
+        return lease_end
+      end
+    end
+    is_second = not is_second
+  until not is_second
 end
 
 -- There may be no permit free. Waiting places are served first, then the newcomers.
-local for_all, frees = ARGV[2] == '1', leaving > 0
-local max_queue, counted, node = tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
+local max_queue, max_waiting = tonumber(ARGV[5]), tonumber(ARGV[6])
+local counted, node = ARGV[7] == '1', ARGV[8]
 --@sweep
-if swept then
-  all = redis.call('ZCARD', key)
-  waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+if swept then all, waiting, turn, units = nil, nil, nil, nil end
+--@survey
+local count = count_of_ids
+local members = { unpack(ARGV, first) }
+if not is_plain then
+  for i = 1, count do
+    local id = members[i]
+    members[count + i] = queued .. id
+    -- The turn of its line; any that is not there without a claim.
+    members[2 * count + i] = byte(id, -16) == 46 and 't' .. sub(id, -15, -11) or 't'
+  end
 end
-local in_use = all - 2 * waiting
-local asked, from, to = ARGV, first, last
+local known, asked = #members, members
 --@promote
 -- Newcomers are judged by the limit of the call.
 most = limit
 -- A node that is gone may have been the newcomers' own.
-if gone or not ends then ends = redis.call('ZMSCORE', key, unpack(ARGV, first, last)) end
+if gone or not scores then scores = redis.call('ZMSCORE', key, unpack(members, 1, known)) end
+local is_first = ARGV[10] == '1' and queue + (is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '(0')) == 0
+if is_plain then
+  for i = 1, count do
+    if scores[i] then
+      -- This call is a repetition: some of its places may be waiting.
+      local tickets = {}
+      for j = 1, count do tickets[j] = queued .. members[j] end
+      for j, ticket in ipairs(redis.call('ZMSCORE', key, unpack(tickets))) do scores[count + j] = ticket end
+      break
+    end
+  end
+end
 -- Whether an existing lease is gone or was extended: it may have been the earliest.
 local moved = gone
-local scores = {}
-for i = 1, count_of_ids do
-  if ends[i] then
-    -- This call is a repetition: some of its places may be waiting.
-    moved = true
-    local members = {}
-    for j = first, last do members[#members + 1] = queued .. ARGV[j] end
-    scores = redis.call('ZMSCORE', key, unpack(members))
-    break
+local statuses, writes, ticket = { nil, nil, nil, nil, nil, nil, nil, nil }, {}, 0
+-- The number of places in all lines, once it is known.
+local in_lines = nil
+-- The grants of this call without a claim that are not written yet.
+local fresh = 0
+-- Until when its rate keeps back the first newcomer that is rejected for it.
+local rejected_until = nil
+-- By tenant: its turn, its permits in use, the length of its line and the last ticket in it, each once it is known; and
+-- whether its stopped line was settled in this call.
+local turns, has, lines, tails, seen, flush
+if claims then
+  turns, has, lines, tails, seen = {}, {}, {}, {}, {}
+  function flush()
+    for i = 1, #writes, 4000 do
+      redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, #writes)))
+    end
+    writes, fresh = {}, 0
   end
 end
-local score = string.format('%.0f', lease_end)
-local is_first = waiting == 0
-local statuses, ticket = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
-local writes, count = { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }, 0
-for i = 1, count_of_ids do
-  local id, status = asked[first + i - 1], nil
-  if ends[i] then
-    status = tonumber(scores[i] or 1)
-  elseif waiting == 0 and in_use < limit then
-    status = 1
-    in_use = in_use + 1
-  elseif max_queue < 0 then
-    status = -1
-  elseif waiting >= max_queue then
-    status = -2
-  else
-    if ticket == 0 then
-      local latest = redis.call('ZREVRANGE', key, '0', '0', 'WITHSCORES')[2]
-      ticket = tonumber(latest or 0)
+for i = 1, count do
+  local id, status, stands = members[i], nil, scores[count + i]
+  if not claims or byte(id, -16) ~= 46 then
+    if scores[i] then
+      status = tonumber(stands or 1)
+      moved = true
+    else
+      local own_turn = nil
+      if next_turn and queue == 0 and in_use < limit then
+        local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') + fresh
+        own_turn = (held * 64 + 1) * 4503599627370496 + now
+      end
+      if queue == 0 and in_use < limit and (not next_turn or own_turn <= next_turn) then
+        status = 1
+        in_use = in_use + 1
+        fresh = fresh + 1
+      elseif max_queue < 0 then
+        status = -1
+      elseif queue >= max_queue then
+        status = -2
+      else
+        if ticket == 0 then
+          local latest = is_plain and redis.call('ZRANGE', key, '0', '0', 'REV', 'WITHSCORES')
+            or redis.call('ZRANGE', key, '(4503599627370496', '1e14', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
+          ticket = tonumber(latest[2] or 0)
+        end
+        ticket = math.max(now, ticket + 1)
+        status = ticket
+        if own_turn and own_turn <= next_turn then
+          next_turn, next_head, next_f, next_cost, next_room = own_turn, id, 0, 1, room_of(id)
+        end
+        queue = queue + 1
+        writes[#writes + 1] = string.format('%.0f', ticket)
+        writes[#writes + 1] = queued .. id
+      end
     end
-    ticket = math.max(now, ticket + 1)
-    status = ticket
-    waiting = waiting + 1
-    writes[count + 1], writes[count + 2] = ticket, queued .. id
-    count = count + 2
+    if status > 0 then
+      writes[#writes + 1] = plain_score
+      writes[#writes + 1] = id
+    end
+  else
+    local digits = sub(id, -15, -11)
+    local f, cost, class = tonumber(digits, 36), tonumber(sub(id, -2), 36), tonumber(sub(id, -3, -3))
+    if turns[digits] == nil then turns[digits] = tonumber(scores[2 * count + i]) or false end
+    local is_last = false
+    if scores[i] then
+      moved = true
+      status = 1
+      if tonumber(stands) < 0 then
+        status = 1e14 + (stands + f) * 268435456
+      end
+    else
+      local each = tonumber(string.sub(id, -8, -4), 36)
+      local room = class > 0 and limit - headroom or limit
+      if not turns[digits] then
+        lines[digits] = 0
+      elseif not lines[digits] then
+        lines[digits] = redis.call('ZCOUNT', key, -f, 1 - f)
+      end
+      local line = lines[digits]
+      if not has[digits] and (each > 0 or line == 0) then
+        has[digits] = redis.call('ZCOUNT', key, f, f)
+      end
+      local units_of = has[digits] or 0
+      local refused, opens = -1, opening_of(id, cost)
+      if room > 0 and cost > room or each > 0 and cost > each or opens == math.huge then
+        refused = -4
+      elseif each > 0 and units_of + cost > each then
+        refused = -3
+      elseif opens and in_use + cost <= room then
+        refused = -5
+      end
+      local own_turn = nil
+      if line == 0 then
+        own_turn = math.huge
+        if refused == -1 or refused == -5 then
+          local level = math.floor(units_of * 64 / tonumber(string.sub(id, -10, -9), 36))
+          own_turn = ((level + 1) * 4503599627370496 + now) * 2 ^ (80 * class)
+        end
+      end
+      local is_first = own_turn and own_turn < math.huge
+        and (not next_turn or own_turn < next_turn or own_turn == next_turn and f < next_f)
+      if refused == -4 then
+        status = -4
+      elseif refused == -1 and is_first and in_use + cost <= room then
+        status = 1
+        in_use = in_use + cost
+        start(id)
+        has[digits] = units_of + cost
+        for j = 1, cost do
+          writes[#writes + 1] = f
+          writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
+        end
+      elseif max_queue < 0 then
+        status = refused
+        if refused == -5 then rejected_until = rejected_until or opens end
+      elseif line >= max_queue then
+        status = -2
+      else
+        in_lines = in_lines or redis.call('ZCOUNT', key, '-33554432', '(0')
+        if line + in_lines + queue >= max_waiting then status = -2 end
+      end
+      if status == nil then
+        in_lines = in_lines + 1
+        local k = now_ms % 134217728 + 1
+        if line == 0 then
+          turns[digits], seen[digits] = own_turn, true
+          writes[#writes + 1] = own_turn
+          writes[#writes + 1] = 't' .. digits
+          if is_first then
+            next_turn, next_head, next_f, next_cost, next_room = own_turn, id, f, cost, room_of(id)
+          end
+        else
+          local tail = tails[digits]
+          if not tail then
+            tail = redis.call('ZRANGE', key, 1 - f, -f, 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
+            tail = (tail[2] + f) * 268435456
+          end
+          k = math.min(math.max(k, tail + 1), 268435455)
+          -- Several places can have the highest ticket: then their ids decide the order.
+          is_last = k == 268435455
+        end
+        status = 1e14 + k
+        lines[digits], tails[digits] = line + 1, k
+        writes[#writes + 1] = k / 268435456 - f
+        writes[#writes + 1] = queued .. id
+      end
+    end
+    local is_stopped = status >= 1e14 and turns[digits] == math.huge
+    local looked = is_last
+    if is_last then
+      flush()
+      turns[digits] = settle(digits, turns[digits])
+    elseif is_stopped and not seen[digits] then
+      -- Settle the line again: its places, or the limit, may have changed since it was stopped.
+      seen[digits] = true
+      turns[digits] = settle(digits, turns[digits])
+      looked = turns[digits] < math.huge
+    end
+    if looked then
+      -- The first of all lines may be another now.
+      flush()
+      next_turn = nil
+      local line = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+      if line[1] then
+        next_turn, next_f = tonumber(line[2]), tonumber(string.sub(line[1], 2), 36)
+        local head = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '1')[1]
+        next_head, next_cost, next_room = head, tonumber(string.sub(head, -2), 36), room_of(head)
+      end
+      if queue > 0 then
+        local head = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+        local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
+        local own_turn = (held * 64 + 1) * 4503599627370496 + head[2]
+        if not next_turn or own_turn <= next_turn then
+          next_turn, next_head, next_f, next_cost, next_room = own_turn, head[1], 0, 1, room_of(head[1])
+        end
+      end
+    end
+    if status > 0 then
+      writes[#writes + 1] = fair_score
+      writes[#writes + 1] = id
+    end
   end
   statuses[i] = status
-  if status > 0 then
-    writes[count + 1], writes[count + 2] = score, id
-    count = count + 2
-  end
 end
-if is_first and waiting > 0 and ARGV[8] == '1' then
-  --@recall
+if is_first then
+  for _, status in ipairs(statuses) do
+    if status >= 1e14 then
+      --@recall
+      break
+    end
+  end
 end
 --@write
 if moved then

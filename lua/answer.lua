@@ -2,17 +2,19 @@
 --
 -- A piece of the scripts, inserted at their end, where they have `--@answer`.
 --
--- If a place waits while a permit is free for it, promotion has reached its bound. Then the reply has an earliest lease
--- end of 1: call again at once.
---
--- Needs     key, most, lease_end, in_use, waiting, waits, statuses, own; earliest, or nil if it has to be looked up
+-- Needs     key, now, is_plain, lease_end, in_use, queue, statuses, own; rejected_until: from when on a rejected
+--           newcomer's rate allows it, in us, or nil; earliest, or nil if it has to be looked up; what again.lua needs
 
+local waiting = is_plain and queue or queue + redis.call('ZCOUNT', key, '-33554432', '(0')
 if waiting == 0 then
-  earliest = 0
-elseif in_use < most and not waits then
-  earliest = 1
-elseif not earliest then
-  earliest = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+  earliest = rejected_until and -math.ceil((rejected_until - now) / 1000) or 0
+else
+  --@again
+  if call_again then
+    earliest = call_again
+  elseif not earliest then
+    --@first_end
+  end
 end
 local reply = { lease_end, earliest, in_use, waiting, unpack(statuses) }
 for i = 1, #own do reply[#reply + 1] = own[i] end

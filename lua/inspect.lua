@@ -11,7 +11,7 @@
 --           ticket ...}
 --           starts, window: of the rate; starts is 0 if there is none. started: the permits that were granted in the
 --           window that ends now. opening: from when on the rate allows one more, in us; 0: now
---           lease_end and ticket are raw scores; see fair/acquire.lua for those of places with a claim. Up to `most`
+--           lease_end and ticket are raw scores; see acquire.lua for those of places with a claim. Up to `most`
 --           of these are listed after the others; one that holds has the score of its permit instead of a ticket
 -- Errors    none of its own
 -- Cost      5 commands, 4 more with tenants, 1 more with a rate, 1 more if it allows no start now;
@@ -55,7 +55,7 @@ if count == 2 * most or count > 0 and tonumber(leases[count]) >= 1e13 then
 end
 local started, opening = 0, 0
 if starts > 0 then
-  -- See fair/rate.lua. A start that is more than a second ahead counts for none: the clock has stepped back since.
+  -- See rate.lua. A start that is more than a second ahead counts for none: the clock has stepped back since.
   local latest, left = (now + 1e6) / -1e6, '(' .. string.format('%.17g', (window - now) / 1e6)
   started = redis.call('ZCOUNT', key, latest, left)
   if started >= starts then

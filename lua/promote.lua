@@ -1,112 +1,225 @@
--- promote: while permits are free, removes the ticket of the head of the queue: that is the grant.
+-- promote: while permits are free, grants the next in turn. That is the head of the queue, if no place has a claim: its
+-- ticket is removed. Else it is the head of the line whose turn is lowest: its long member moves from its line to its
+-- tenant's permits.
 --
--- A piece of the scripts, inserted where one has `--@promote`, behind `--@sweep`.
+-- A piece of the scripts, inserted where one has `--@promote`, behind `--@settle`, `--@sweep` and `--@survey`.
 --
 -- Grants to the caller's node are left in `own` as id, lease_end, ...; every other node gets one message,
 -- "<key> <n> <lease_end> ...". If nobody receives it, the node is gone: its places are taken out and the next ones are
 -- granted. In a cluster, receivers cannot be counted.
 --
--- A head of the queue costs 1 of the budget that the sweep left, and a message 4 more. Promotion stops when the budget
--- is spent: 100,000 dead waiters in one call took 1.6 s, 500 take 4 ms at most. If a permit is free then and a place
--- waits, the reply tells the caller to call again; until then newcomers queue, or are refused.
+-- A head costs its permits of the budget that the sweep left, and a message 4 more. Promotion stops when the budget is
+-- spent: 100,000 dead waiters in one call took 1.6 s, 500 take 4 ms at most. If a permit is free then and a place waits,
+-- the reply tells the caller to call again; until then newcomers queue, or are refused.
 --
--- Each head is judged by the limit in its id, and the places behind it wait for it: passing over a head would starve
--- the lower limit. A call that frees permits goes on past its own limit, because the head may have a higher one.
+-- Each head is judged by the limit in its id, and all that wait do so behind it: passing over a head would starve the
+-- lower limit, or the larger cost. A call that frees permits goes on past its own limit, because the head may have a
+-- higher one. A head that could never be served, because the limit was lowered since it came, stops its line, and the
+-- next turn is examined.
 --
--- Needs     queued, key, limit, for_all, frees, node, counted, in_use, waiting, budget; asked, from, to: ids whose
---           lease ends are looked up along with those of the heads, which are written after them
--- Leaves    most: the number of permits in use up to which it granted; own; in_use and waiting, updated; waits:
---           whether the head's own limit is reached; gone: whether any place was taken out; ends: the lease ends of
---           the ids in `asked`, stale if any place is gone, and nil if none were looked up
--- Cost      3 commands for a grant, 4 if another node is notified; O(budget * log n)
+-- Places without a claim form one more line, of weight 1 and class 0. Its turn is not stored; it is computed when it is
+-- compared.
+--
+-- Needs     queued, key, now, is_plain, limit, for_all, frees, node, counted, in_use, queue, budget; asked: members
+--           whose scores are looked up along with the lease ends of those granted; unless is_plain: turn, remove,
+--           room_of, opening_of, start, undo
+-- Leaves    most: the number of permits in use up to which it granted; own; in_use and queue, updated; gone: whether
+--           any place was taken out; scores: those of the first of `asked`, stale if any place is gone, and nil if
+--           none were looked up. If permits are free: next_turn, next_head, next_f, next_cost, next_room of the place
+--           whose turn is next; next_f 0 without a claim; next_turn nil if no place waits, or, in a plain set,
+--           unless the budget is spent
+-- Cost      3 commands for any number of grants in a plain set, 1 more for each node that is notified; else 3 for
+--           each grant, 1 more for the last of a line; O(budget * log n)
 
 -- Lua reallocates a table at every power of two, so these have room for some grants from the start.
-local own, gone, ends = { nil, nil, nil, nil, nil, nil, nil, nil }, false, nil
-local count_of_own = 0
--- Tickets have the highest scores, so they are ranked after the leases, of which each place has one.
-local leases = in_use + waiting
-local tickets, i, passed, absent, left = {}, 0, 0, {}, {}
--- The head's own limit, and the end of its id that has it.
-local room, bound, waits = limit, nil, false
+local own, gone, scores = { nil, nil, nil, nil, nil, nil, nil, nil }, false, nil
+local next_turn, next_head, next_f, next_cost, next_room = nil, nil, 0, 1, nil
+local absent, repeats = {}, true
 local most = frees and not for_all and in_use >= limit and math.huge or limit
-while waiting > 0 and in_use < most and budget > 0 and not waits do
-  local last, first_own, nodes, mail = to, count_of_own + 2, {}, {}
-  while waiting > 0 and in_use < most and budget > 0 do
-    if i == #tickets then
-      if i > 0 then redis.call('ZREM', key, unpack(tickets)) end
-      -- After dead places, read twice as many each time, so that few reads pass over many.
-      local count = math.min(math.max(limit - in_use, passed, 1), budget, 100)
-      tickets = redis.call('ZRANGE', key, leases, leases + count - 1)
-      i = 0
-    end
-    local ticket = tickets[i + 1]
-    if not for_all then
-      local own = string.sub(ticket, -8)
-      if own ~= bound then
-        bound = own
-        room = string.byte(own) == 45 and tonumber(string.sub(own, 2), 36) or limit
+-- In a plain set: how many heads were passed; the end of an id with the limit of the next one, and whether that is
+-- reached.
+local passed, bound, waits = 0, nil, false
+while repeats do
+  repeats, waits = false, false
+  local ids, nodes, mail = asked, {}, {}
+  local known = #ids
+  -- In a plain set: heads that were read, how many of them were passed, and those of nodes that are gone.
+  local heads, at, left = {}, 0, {}
+  -- Tickets have the highest scores, so they are ranked after the leases, of which each place has one.
+  local leases = in_use + queue
+  while in_use < most do
+    local member, score, head, behind, class = nil, nil, nil, nil, 0
+    if is_plain then
+      if queue == 0 or budget <= 0 then break end
+      if at == #heads then
+        if at > 0 then redis.call('ZREM', key, unpack(heads)) end
+        -- After dead places, read twice as many each time, so that few reads pass over many.
+        local count = math.min(math.max(limit - in_use, passed, 1), budget, 100)
+        heads, at = redis.call('ZRANGE', key, leases, leases + count - 1), 0
       end
-      if in_use >= room then
-        waits = true
-        break
-      end
-    end
-    i = i + 1
-    passed = passed + 1
-    waiting = waiting - 1
-    budget = budget - 1
-    local id = string.sub(ticket, #queued + 1)
-    local holder, is_told = string.sub(id, 1, 11), true
-    if holder ~= node and not mail[holder] and string.byte(id) == 126 then
-      holder, is_told = string.sub(id, 2, 12), false
-    end
-    if is_told and absent[holder] then
-      left[#left + 1] = id
-    else
-      in_use = in_use + 1
-      last = last + 1
-      asked[last] = id
-      -- The index of the id stands in for its lease end until that is looked up.
-      if holder == node then
-        own[count_of_own + 1], own[count_of_own + 2] = id, last - from + 1
-        count_of_own = count_of_own + 2
-      elseif is_told then
-        local words = mail[holder]
-        if not words then
-          words = { key, nil, nil, nil, nil, nil, nil, nil }
-          mail[holder] = words
-          nodes[#nodes + 1] = holder
-          budget = budget - 4
+      head = heads[at + 1]
+      if not for_all then
+        local own_bound = string.sub(head, -8)
+        if own_bound ~= bound then
+          bound = own_bound
+          next_room = string.byte(bound) == 45 and tonumber(string.sub(bound, 2), 36) or limit
         end
-        local count = #words
-        words[count + 1], words[count + 2] = string.sub(id, 13), last - from + 1
+        if in_use >= next_room then
+          waits = true
+          break
+        end
+      end
+      at, passed = at + 1, passed + 1
+      queue, budget = queue - 1, budget - 1
+    else
+      if not turn then
+        turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+      end
+      member, score = turn[1], tonumber(turn[2] or 'inf')
+      turn, next_turn = nil, nil
+      if score == math.huge then break end
+      next_f, next_cost = 0, 1
+      if score < 4503599627370496 then
+        local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
+        local plain = (held * 64 + 1) * 4503599627370496 + score
+        local first = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+        if first[1] and tonumber(first[2]) < plain then
+          member, score = first[1], tonumber(first[2])
+        else
+          head, score = member, plain
+        end
+      end
+      if not head then
+        next_f = tonumber(string.sub(member, 2), 36)
+        local places = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '2')
+        head, behind = places[1], places[2]
+        next_cost, class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
+      end
+      next_turn, next_head, next_room = score, head, room_of(head)
+      local opens = opening_of(head, next_cost)
+      local never = next_cost > next_room or opens == math.huge
+      if next_room <= 0 or budget <= 0 or not never and (opens or in_use + next_cost > next_room) then break end
+      budget = budget - (never and 1 or next_cost)
+      if never then
+        redis.call('ZADD', key, 'inf', member)
+        head = nil
+      end
+    end
+    if head then
+      local id = string.sub(head, #queued + 1)
+      local poll_only = string.byte(id) == 126
+      local to = poll_only and string.sub(id, 2, 12) or string.sub(id, 1, 11)
+      local is_absent = absent[to] and not poll_only
+      if is_plain then
+        if is_absent then left[#left + 1] = id end
+      elseif next_f == 0 then
+        queue = queue - 1
+        redis.call('ZREM', key, head, is_absent and id or head)
+      else
+        -- The turn contains the permits of its tenant, which saves a count.
+        local level = math.floor(score / 2 ^ (80 * class) / 4503599627370496) - 1
+        local units = math.ceil(level * tonumber(string.sub(head, -10, -9), 36) / 64)
+        if not is_absent then units = units + next_cost end
+        if behind then
+          -- As settle does; but permits that are taken back at once change the level twice.
+          local each = string.sub(behind, -8, -4)
+          if each ~= '00000' and units + tonumber(string.sub(behind, -2), 36) > tonumber(each, 36) then
+            score = math.huge
+          else
+            local factor = 2 ^ (80 * tonumber(string.sub(behind, -3, -3)))
+            level = math.floor(units * 64 / tonumber(string.sub(behind, -10, -9), 36))
+            local start = (level + 1) * 4503599627370496
+            if is_absent or score < start * factor or score >= (start + 4503599627370496) * factor then
+              score = (start + now) * factor
+            end
+          end
+        end
+        if is_absent then
+          redis.call('ZREM', key, id, head)
+          if behind then redis.call('ZADD', key, score, member) end
+        elseif behind then
+          redis.call('ZADD', key, next_f, head, score, member)
+        else
+          redis.call('ZADD', key, next_f, head)
+        end
+        if not behind then redis.call('ZREM', key, member) end
+        if next_cost > 1 and not is_absent then
+          local writes = {}
+          for i = 2, next_cost do
+            writes[#writes + 1] = next_f
+            writes[#writes + 1] = i .. head
+          end
+          redis.call('ZADD', key, unpack(writes))
+        end
+      end
+      if is_absent then
+        gone = true
+      else
+        in_use = in_use + next_cost
+        if not is_plain then start(id) end
+        ids[#ids + 1] = id
+        if not poll_only or to == node then
+          if not mail[to] then
+            mail[to] = {}
+            if to ~= node then
+              nodes[#nodes + 1] = to
+              budget = budget - 4
+            end
+          end
+          mail[to][#mail[to] + 1] = #ids
+        end
       end
     end
   end
-  if last > to then ends = redis.call('ZMSCORE', key, unpack(asked, from, last)) end
-  for j = first_own, count_of_own, 2 do own[j] = ends[own[j]] end
-  for j = 1, #nodes do
-    local other = nodes[j]
-    local words = mail[other]
-    for k = 3, #words, 2 do words[k] = ends[words[k]] end
-    local channel = string.match(key, '^(.-):{') .. ':@' .. other
+  if at > 0 then redis.call('ZREM', key, unpack(heads, 1, at)) end
+  if #left > 0 then redis.call('ZREM', key, unpack(left)) end
+  local ends = #ids > known and redis.call('ZMSCORE', key, unpack(ids))
+  if ends and not is_plain then
+    for i = known + 1, #ids do
+      -- Drops the leading 1 of 1e13 + a time of thirteen digits.
+      if string.byte(ids[i], -16) == 46 then ends[i] = string.sub(ends[i], 2) end
+    end
+  end
+  scores, asked = ends or nil, {}
+  for _, i in ipairs(mail[node] or {}) do
+    own[#own + 1] = ids[i]
+    own[#own + 1] = ends[i]
+  end
+  local lost = {}
+  for _, to in ipairs(nodes) do
+    local words = { key }
+    for _, i in ipairs(mail[to]) do
+      words[#words + 1] = string.sub(ids[i], 13)
+      words[#words + 1] = ends[i]
+    end
+    local channel = string.match(key, '^(.-):{') .. ':@' .. to
     -- pcall: the user may lack the right to publish. That is like a lost message; the grant stands.
     local heard = redis.pcall('PUBLISH', channel, table.concat(words, ' '))
     if heard == 0 and counted then
-      absent[other] = true
-      waits = false
-      gone = true
-      in_use = in_use - (#words - 1) / 2
-      for k = 2, #words, 2 do left[#left + 1] = other .. ':' .. words[k] end
+      absent[to] = true
+      repeats = true
+      for _, i in ipairs(mail[to]) do
+        local id = ids[i]
+        lost[#lost + 1] = id
+        in_use = in_use - (string.byte(id, -16) == 46 and tonumber(string.sub(id, -2), 36) or 1)
+      end
     end
   end
-  -- There is another round only if a node is gone, and then the caller looks up its own lease ends.
-  from = to + 1
+  if repeats then
+    gone = true
+    if is_plain then
+      redis.call('ZREM', key, unpack(lost))
+    else
+      remove(lost)
+      undo(lost)
+    end
+  end
 end
-if i > 0 then redis.call('ZREM', key, unpack(tickets, 1, i)) end
-if #left > 0 then redis.call('ZREM', key, unpack(left)) end
-if waiting > 0 and in_use < most and not waits and not for_all then
+if is_plain and queue > 0 and in_use < most and not waits then
   -- The budget is spent. The reply must say whether the next head could be granted.
-  local own = string.sub(redis.call('ZRANGE', key, in_use + waiting, in_use + waiting)[1], -8)
-  waits = in_use >= (string.byte(own) == 45 and tonumber(string.sub(own, 2), 36) or limit)
+  next_turn, next_room = 0, limit
+  if not for_all then
+    bound = string.sub(redis.call('ZRANGE', key, in_use + queue, in_use + queue)[1], -8)
+    next_room = string.byte(bound) == 45 and tonumber(string.sub(bound, 2), 36) or limit
+  end
 end

@@ -1,65 +1,118 @@
 -- reassert: renew places that a renewal found gone, with proof. The proof is the last score that Redis gave the place.
--- A lease end in the future shows that Redis lost a permit that is in use: it is counted again, even past the limit. A
--- ticket gives a waiting place its old turn in the queue, under a new id and however long the queue is.
+-- A lease end in the future shows that Redis lost a permit that is in use: it is counted again, for its tenant, too, and
+-- even past the limit. A ticket gives a waiting place its old turn in the queue, under a new id and however long the
+-- queue is. Members: see acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
 -- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
--- ARGV[3]   lease_ms    integer >= 1
--- ARGV[4]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
--- ARGV[5]   node        the caller's
--- ARGV[6..] id, score   one or more pairs; score: lease end in ms, or ticket (>= 1e14)
+-- ARGV[3]   headroom    integer >= 0, permits that are reserved for class 0; -1: none of the ids has a claim
+-- ARGV[4]   lease_ms    integer >= 1
+-- ARGV[5]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
+-- ARGV[6]   node        the caller's
+-- ARGV[7..] id, score   one or more pairs; score: lease end in ms, or ticket (>= 1e14)
 --
 -- Returns   {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
 --           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
---           free and a place waited: call again at once
+--           free and a place that could have it waited: call again at once
 --           status: 1 holds | a ticket (>= 1e14) waits | 0 the permit is lost
 --           The statuses are from before the grants of this call.
 -- Errors    none of its own
--- Cost      about 8 commands for any number of ids; O((ids + 500) * log n): see promote.lua
+-- Cost      about 8 commands, and 4 for each tenant; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: an id that is present keeps its place, and its lease is renewed
 
 local key = KEYS[1]
-local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3])
+local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[4])
+local claims, headroom = ARGV[3] ~= '-1', math.max(tonumber(ARGV[3]), 0)
 local for_all, frees = ARGV[2] == '1', false
-local counted, node = ARGV[4] == '1', ARGV[5]
+local counted, node = ARGV[5] == '1', ARGV[6]
 local ids, proofs = {}, {}
-for i = 6, #ARGV, 2 do
+for i = 7, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
   proofs[#proofs + 1] = tonumber(ARGV[i + 1])
 end
 --@clock
 local lease_end = now_ms + lease_ms
+local plain_score = string.format('%.0f', lease_end)
+local fair_score = claims and string.format('%.0f', lease_end + 1e13)
 --@queued
+--@kind
+local settle, remove, room_of, opening_of, start, undo
+if not is_plain then
+  --@settle
+  --@rate
+end
 --@sweep
 
-local members = { unpack(ids) }
-for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
-local scores = redis.call('ZMSCORE', key, unpack(members))
-local score = string.format('%.0f', lease_end)
-local statuses, writes = {}, {}
+local members, count = { unpack(ids) }, #ids
 for i, id in ipairs(ids) do
-  local status = 0
-  if scores[i] then
-    status = tonumber(scores[#ids + i] or 1)
-  elseif proofs[i] >= 1e14 then
-    status = proofs[i]
-    writes[#writes + 1] = status
-    writes[#writes + 1] = queued .. id
-  elseif proofs[i] > now_ms then
-    status = 1
+  members[count + i] = queued .. id
+end
+for i = 1, claims and count or 0 do
+  local id = ids[i]
+  -- The turn of its line; any that is not there without a claim.
+  members[2 * count + i] = string.byte(id, -16) == 46 and 't' .. string.sub(id, -15, -11) or 't'
+end
+local scores = redis.call('ZMSCORE', key, unpack(members))
+local statuses, writes = {}, {}
+local tenants, seen = {}, {}
+for i, id in ipairs(ids) do
+  local status, stands, proof = 0, scores[count + i], proofs[i]
+  local has_claim = claims and string.byte(id, -16) == 46
+  if not has_claim then
+    if scores[i] then
+      status = tonumber(stands or 1)
+    elseif proof >= 1e14 then
+      status = proof
+      writes[#writes + 1] = string.format('%.0f', proof)
+      writes[#writes + 1] = queued .. id
+    elseif proof > now_ms then
+      status = 1
+    end
+  else
+    local digits = string.sub(id, -15, -11)
+    local f, touched = tonumber(digits, 36), not scores[i]
+    if scores[i] then
+      status = 1
+      if tonumber(stands) < 0 then
+        status = 1e14 + (stands + f) * 268435456
+        -- A line that was stopped is looked at once more.
+        touched = scores[2 * count + i] == 'inf'
+      end
+    elseif proof >= 1e14 then
+      local k = math.min(math.max(proof - 1e14, 1), 268435455)
+      status = 1e14 + k
+      writes[#writes + 1] = k / 268435456 - f
+      writes[#writes + 1] = queued .. id
+    elseif proof > now_ms then
+      status = 1
+      -- It started in an outage, and counts from now on.
+      if proof == 99999999999999 then start(id) end
+      writes[#writes + 1] = f
+      writes[#writes + 1] = queued .. id
+      for j = 2, tonumber(string.sub(id, -2), 36) do
+        writes[#writes + 1] = f
+        writes[#writes + 1] = j .. queued .. id
+      end
+    end
+    if touched and status > 0 and not seen[digits] then
+      seen[digits] = true
+      tenants[#tenants + 1] = digits
+    end
   end
   statuses[i] = status
   if status > 0 then
-    writes[#writes + 1] = score
+    writes[#writes + 1] = has_claim and fair_score or plain_score
     writes[#writes + 1] = id
   end
 end
 --@write
+for _, digits in ipairs(tenants) do settle(digits) end
 
-local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
-local in_use = redis.call('ZCARD', key) - 2 * waiting
-local asked, from, to = {}, 1, 0
+local all, waiting, turn, units
+--@survey
+local asked = {}
 --@promote
 earliest = nil
+local rejected_until = nil
 --@answer

@@ -1,41 +1,72 @@
--- release: take out places, waiting or held, and grant the freed permits to the head of the queue.
+-- release: take out places, waiting or held, and grant the freed permits to those that wait. Members: see acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
 -- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
--- ARGV[3]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
--- ARGV[4]   node        the caller's
--- ARGV[5..] id          any number; with none the call only sweeps and promotes
+-- ARGV[3]   headroom    integer >= 0, permits that are reserved for class 0; -1: none of the ids has a claim
+-- ARGV[4]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
+-- ARGV[5]   node        the caller's
+-- ARGV[6..] id          any number; with none the call only sweeps and promotes
 --
 -- Returns   {id, lease_end of own grants ...}, and 1 as the last item if the bound below was reached while a
---           permit was free and a place waited: call again at once
+--           permit was free and a place that could have it waited: call again at once; or -ms if only its rate keeps
+--           back the next in turn: call again then
 -- Errors    none of its own
--- Cost      2 commands while no place waits, about 9 with a hand-over; O((ids + 500) * log n): see promote.lua
+-- Cost      2 commands while no place waits, about 9 with a hand-over in a plain set, about 12 from line to line;
+--           O((ids + 500) * log n): see promote.lua
 -- Retry     safe: an id that is not present is ignored
 
 local key = KEYS[1]
-local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
-if waiting == 0 then
-  if #ARGV > 4 then redis.call('ZREM', key, unpack(ARGV, 5)) end
-  return {}
+local last = #ARGV
+local claims, headroom = ARGV[3] ~= '-1', math.max(tonumber(ARGV[3]), 0)
+local waiting, all, turn, units
+if not claims then
+  waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+  if waiting == 0 then
+    if last > 5 then redis.call('ZREM', key, unpack(ARGV, 6)) end
+    return {}
+  end
 end
-
-local limit, counted, node = tonumber(ARGV[1]), ARGV[3] == '1', ARGV[4]
 --@queued
-local for_all, frees = ARGV[2] == '1', true
-local members = { unpack(ARGV, 5) }
-for i = 1, #members do members[#members + 1] = queued .. members[i] end
--- More than one member was removed: a waiting place may be among them.
-if #members > 0 and redis.call('ZREM', key, unpack(members)) > 1 then
+local removed = 0
+if last == 6 and (not claims or string.sub(ARGV[last], -2) == '01') then
+  -- One place of one permit.
+  removed = redis.call('ZREM', key, ARGV[last], queued .. ARGV[last])
+else
+  local ids, from, to = ARGV, 6, last
+  --@take
+end
+if claims then
+  turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+  if not turn[1] then return {} end
+elseif removed > 1 then
+  -- More than one member was removed: a waiting place may be among them.
   waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
   if waiting == 0 then return {} end
 end
+
+local limit = tonumber(ARGV[1])
+local for_all, frees = ARGV[2] == '1', true
+local counted, node = ARGV[4] == '1', ARGV[5]
 --@clock
+--@kind
+local settle, remove, room_of, opening_of, start, undo
+if not is_plain then
+  -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
+  if last == 5 then redis.call('ZREM', key, '') end
+  --@settle
+  --@rate
+  if claims then
+    local ids, from, to = ARGV, 6, last
+    --@leave
+    if not turn[1] then return {} end
+  end
+end
 --@sweep
-if swept then waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf') end
-local in_use = redis.call('ZCARD', key) - 2 * waiting
-local asked, from, to = {}, 1, 0
+if swept then waiting, turn = nil, nil end
+--@survey
+local asked = {}
 --@promote
--- Promotion has reached its bound: see answer.lua.
-if waiting > 0 and in_use < most and not waits then own[#own + 1] = 1 end
+--@again
+own[#own + 1] = call_again
 return own

@@ -1,18 +1,19 @@
 -- renew: renew the leases of places, waiting or held. It is also the poll that makes up for a lost message, and the
--- sweep that replaces a dead holder.
+-- sweep that replaces a dead holder. Members: see acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
 -- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
--- ARGV[3]   lease_ms    integer >= 1
--- ARGV[4]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
--- ARGV[5]   node        the caller's
--- ARGV[6..] id          one or more
+-- ARGV[3]   headroom    integer >= 0, permits that are reserved for class 0; -1: none of the ids has a claim
+-- ARGV[4]   lease_ms    integer >= 1
+-- ARGV[5]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
+-- ARGV[6]   node        the caller's
+-- ARGV[7..] id          one or more
 --
 -- Returns   lease_end if no place waits, every id holds, and no more permits are in use than the limit; else
 --           {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
 --           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
---           free and a place waited: call again at once
+--           free and a place that could have it waited: call again at once
 --           status: 1 holds | a ticket (>= 1e14) waits | 0 is not present (any more)
 --           The statuses are from before the grants of this call.
 -- Errors    none of its own
@@ -20,42 +21,89 @@
 -- Retry     safe: the lease counts from the last call
 
 local key = KEYS[1]
-local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3])
+local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[4])
+local claims, headroom = ARGV[3] ~= '-1', math.max(tonumber(ARGV[3]), 0)
 local for_all, frees = ARGV[2] == '1', false
-local counted, node = ARGV[4] == '1', ARGV[5]
-local ids = { unpack(ARGV, 6) }
+local counted, node = ARGV[5] == '1', ARGV[6]
+local ids = { unpack(ARGV, 7) }
 --@clock
 local lease_end = now_ms + lease_ms
-local score = string.format('%.0f', lease_end)
+local plain_score = string.format('%.0f', lease_end)
+local fair_score = claims and string.format('%.0f', lease_end + 1e13)
 -- Sweep first: a late renewal must not bring back a place whose lease has ended.
 --@queued
+--@kind
+local settle, remove, room_of, opening_of, start, undo
+if not is_plain then
+  --@settle
+  --@rate
+end
 --@sweep
-local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+local all, waiting, turn, units
+if is_plain then
+  waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+else
+  turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+end
+local is_quiet = waiting == 0 or turn and not turn[1]
 
-local members = { unpack(ids) }
-if waiting > 0 then
-  for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
+local members, count = { unpack(ids) }, #ids
+if not is_quiet then
+  for i, id in ipairs(ids) do members[count + i] = queued .. id end
 end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local statuses, writes = {}, {}
+-- The tenants of waiting places.
+local tenants, turns, seen = {}, {}, {}
 for i, id in ipairs(ids) do
-  statuses[i] = 0
+  local status, stands = 0, scores[count + i]
   if scores[i] then
-    statuses[i] = tonumber(scores[#ids + i] or 1)
-    writes[#writes + 1] = score
+    local has_claim = claims and string.byte(id, -16) == 46
+    status = 1
+    if not has_claim then
+      status = tonumber(stands or 1)
+    elseif stands and tonumber(stands) < 0 then
+      local digits = string.sub(id, -15, -11)
+      status = 1e14 + (stands + tonumber(digits, 36)) * 268435456
+      if not seen[digits] then
+        seen[digits] = true
+        tenants[#tenants + 1] = digits
+        turns[#tenants] = 't' .. digits
+      end
+    end
+    writes[#writes + 1] = has_claim and fair_score or plain_score
     writes[#writes + 1] = id
   end
+  statuses[i] = status
 end
 if #writes > 0 then
   -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), 3 * lease_ms + 1000))
   redis.call('ZADD', key, 'XX', unpack(writes))
+elseif not is_plain then
+  redis.call('ZREM', key, '')
 end
-local in_use = redis.call('ZCARD', key) - 2 * waiting
-if waiting == 0 and #writes == 2 * #ids and in_use <= limit then return lease_end end
+if is_plain then
+  all = redis.call('ZCARD', key)
+  if is_quiet and #writes == 2 * count and all <= limit then return lease_end end
+elseif is_quiet and #writes == 2 * count and redis.call('ZCOUNT', key, '0', '(10000000000000') <= limit then
+  return lease_end
+end
 
-local asked, from, to = {}, 1, 0
+if #tenants > 0 then
+  -- Settle stopped lines again, because the limit may have changed.
+  turns = redis.call('ZMSCORE', key, unpack(turns))
+  for i, digits in ipairs(tenants) do
+    if turns[i] == 'inf' then
+      settle(digits)
+      turn = nil
+    end
+  end
+end
+--@survey
+local asked = {}
 --@promote
 -- The earliest lease may be one that was just renewed.
 earliest = nil
+local rejected_until = nil
 --@answer

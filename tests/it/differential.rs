@@ -1,8 +1,7 @@
 //! Generated histories compare the scripts of `lua/` with the ledger: the same operations at the same times must give
 //! the same replies, the same messages and the same set.
 //!
-//! Some histories have tenants: places with claims, and some without between them. There, a call is made as the process
-//! makes it: by the script for plain sets, if none of its ids has a claim; if that finds tenants, by the other script.
+//! Some histories have tenants: places with claims, and some without between them.
 //!
 //! The scripts run on a real server. Only their clock is replaced, by two keys that the test sets, so that time can
 //! stand still, jump and go back. The server's replies are decoded here, and not by the crate's own decoder.

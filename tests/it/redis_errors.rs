@@ -464,7 +464,7 @@ async fn a_server_that_cannot_save_is_not_asked_until_it_can() {
 const PASSWORD: &str = "open-sesame-4711";
 /// The rights in the docs of `RedisBackend`, with the optional ones.
 pub(crate) const LEAST: &str = "evalsha eval script|load subscribe publish time hget hgetall zadd zrem zcard zcount zmscore \
-                     zrange zrevrange zrangebyscore pttl pexpire hello";
+                     zrange zrangebyscore pttl pexpire hello";
 
 /// A user with the least rights, except one.
 fn user(admin: &Admin, name: &str, without: &str) -> String {

@@ -4,7 +4,6 @@ use redis::{Cmd, Value};
 use smallvec::smallvec;
 
 use super::scripts::{self, By, Lua};
-use super::tenanted::Tenanted;
 use super::values::{grants, listing, number, reply, unexpected};
 use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
@@ -13,52 +12,34 @@ use crate::protocol::{Op, PlaceId, PlaceStatus, Reply};
 /// Upper bounds for the bytes of an id without a claim, of one with a claim, and of everything else in a call.
 const ID: usize = 32;
 const FAIR_ID: usize = 55;
-const REST: usize = 80;
+const REST: usize = 90;
+/// The most arguments before the places.
+const ARGUMENTS: usize = 10;
 
-/// The family of scripts that a call uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
-    /// The scripts for sets without tenants, which cost less. They refuse to act on any other set.
-    Plain,
-    /// The scripts for any set.
-    Tenants,
-}
-
-impl Family {
-    /// Returns the scripts that the call uses first.
-    pub(super) fn of_call(
-        AddressedCall { key, call, .. }: &AddressedCall,
-        tenanted: &Tenanted,
-    ) -> Self {
-        let any = |ids: &[PlaceId]| ids.iter().any(|id| id.claim.is_some());
-        let any = match &call.op {
-            Op::Acquire { leaving, ids, .. } => any(ids) || any(leaving),
-            Op::Release { ids } | Op::Renew { ids, .. } => any(ids),
-            Op::Reassert { proofs, .. } => proofs.iter().any(|(id, _)| id.claim.is_some()),
-            Op::Audit { .. } => false,
-        };
-        if any || tenanted.has(key) { Self::Tenants } else { Self::Plain }
+/// Whether any place of the call has a claim.
+fn has_claims(op: &Op) -> bool {
+    let any = |ids: &[PlaceId]| ids.iter().any(|id| id.claim.is_some());
+    match op {
+        Op::Acquire { leaving, ids, .. } => any(ids) || any(leaving),
+        Op::Release { ids } | Op::Renew { ids, .. } => any(ids),
+        Op::Reassert { proofs, .. } => proofs.iter().any(|(id, _)| id.claim.is_some()),
+        Op::Audit { .. } => false,
     }
-}
-
-/// Returns whether a script for plain sets found tenants, and only removed the places that leave (see `lua/sweep.lua`).
-/// Then the call has to be repeated with the other scripts.
-pub(super) fn has_tenants(family: Family, value: &Value) -> bool {
-    *value == Value::Int(0) && family == Family::Plain
 }
 
 /// Returns the call, with its arguments in the order in which the script's header lists them. `counted` is whether
 /// `PUBLISH` returns the number of receivers, which it does not in a cluster.
-pub(super) fn command(addressed: &AddressedCall, by: By, family: Family, counted: bool) -> Cmd {
+pub(super) fn command(addressed: &AddressedCall, by: By, counted: bool) -> Cmd {
     let AddressedCall { key, node, call } = addressed;
-    let (script, is_plain) = (script(&call.op, family), family == Family::Plain);
+    let has_claims = has_claims(&call.op);
     let places = match &call.op {
         Op::Reassert { proofs, .. } => 2 * proofs.len(),
         Op::Audit { .. } => 0,
         op => op.places(),
     };
-    let id = if is_plain { ID } else { FAIR_ID };
-    let mut command = scripts::call(script, by, key, 9 + places, REST + places * id);
+    let id = if has_claims { FAIR_ID } else { ID };
+    let mut command =
+        scripts::call(script(&call.op), by, key, ARGUMENTS + places, REST + places * id);
     if let Op::Audit { most } = &call.op {
         // The rate does not matter.
         command.arg(*most).arg(0).arg(0);
@@ -66,9 +47,7 @@ pub(super) fn command(addressed: &AddressedCall, by: By, family: Family, counted
     }
     let (node, counted) = (node.text(), u8::from(counted));
     command.arg(call.limit).arg(u8::from(call.for_all));
-    if !is_plain {
-        command.arg(call.headroom);
-    }
+    command.arg(if has_claims { i64::from(call.headroom) } else { -1 });
     if let Op::Acquire { lease_ms, .. }
     | Op::Renew { lease_ms, .. }
     | Op::Reassert { lease_ms, .. } = &call.op
@@ -76,10 +55,7 @@ pub(super) fn command(addressed: &AddressedCall, by: By, family: Family, counted
         command.arg(*lease_ms);
     }
     if let Op::Acquire { max_queue, .. } = &call.op {
-        command.arg(max_queue.map_or(-1, i64::from));
-        if !is_plain {
-            command.arg(call.max_waiting);
-        }
+        command.arg(max_queue.map_or(-1, i64::from)).arg(call.max_waiting);
     }
     command.arg(counted).arg(&node[..]);
     match &call.op {
@@ -104,17 +80,12 @@ pub(super) fn command(addressed: &AddressedCall, by: By, family: Family, counted
     command
 }
 
-fn script(op: &Op, family: Family) -> &'static Lua {
-    let is_plain = family == Family::Plain;
+fn script(op: &Op) -> &'static Lua {
     match op {
-        Op::Acquire { .. } if is_plain => &scripts::ACQUIRE,
-        Op::Acquire { .. } => &scripts::FAIR_ACQUIRE,
-        Op::Release { .. } if is_plain => &scripts::RELEASE,
-        Op::Release { .. } => &scripts::FAIR_RELEASE,
-        Op::Renew { .. } if is_plain => &scripts::RENEW,
-        Op::Renew { .. } => &scripts::FAIR_RENEW,
-        Op::Reassert { .. } if is_plain => &scripts::REASSERT,
-        Op::Reassert { .. } => &scripts::FAIR_REASSERT,
+        Op::Acquire { .. } => &scripts::ACQUIRE,
+        Op::Release { .. } => &scripts::RELEASE,
+        Op::Renew { .. } => &scripts::RENEW,
+        Op::Reassert { .. } => &scripts::REASSERT,
         Op::Audit { .. } => &scripts::INSPECT,
     }
 }

@@ -12,7 +12,7 @@ use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::task::coop::unconstrained;
 use tokio::time::Instant;
 
-use super::calls::{self, Family};
+use super::calls;
 use super::cluster::Cluster;
 use super::dial::Timeouts;
 use super::endpoint::Endpoint;
@@ -21,7 +21,6 @@ use super::multiplexed::{Driver, Multiplexed};
 use super::queries::QueryCommand;
 use super::scripts::By;
 use super::sentinel::Sentinel;
-use super::tenanted::Tenanted;
 use super::{error, queries};
 use crate::backend::{
     AddressedCall, Answer, Change, Connection, Listing, Names, Overrides, PeerMessage, Queries,
@@ -33,7 +32,6 @@ use crate::protocol::{BoundRate, NodeId, PlaceId};
 /// A connection to Redis.
 pub(super) struct RedisConnection {
     pub(super) connection: Multiplexed,
-    pub(super) tenanted: Arc<Tenanted>,
     pub(super) server: ServerInfo,
     /// Drives the connection, unless that has a task of its own: then it is not known when it is closed, and no hints
     /// arrive. Taken by [`drive`](Connection::drive).
@@ -94,29 +92,11 @@ impl Connection for RedisConnection {
         calls: Arc<[AddressedCall]>,
     ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         let (mut connection, member) = (self.connection.clone(), self.member.clone());
-        let tenanted = Arc::clone(&self.tenanted);
         async move {
             let counted = member.is_none();
-            let families: Vec<_> =
-                calls.iter().map(|call| Family::of_call(call, &tenanted)).collect();
-            let command = |i: usize, by| calls::command(&calls[i], by, families[i], counted);
-            let (mut values, mut late) =
+            let command = |i: usize, by| calls::command(&calls[i], by, counted);
+            let (values, late) =
                 run(&mut connection, member.as_ref(), calls.len(), command).await?;
-            // Calls on sets that turn out to have tenants are repeated with the scripts for those.
-            let found: Vec<usize> = (0..calls.len())
-                .filter(|i| calls::has_tenants(families[*i], &values[*i]))
-                .collect();
-            if !found.is_empty() {
-                found.iter().for_each(|i| tenanted.insert(&calls[*i].key));
-                let command =
-                    |i: usize, by| calls::command(&calls[found[i]], by, Family::Tenants, counted);
-                let (again, _) =
-                    run(&mut connection, member.as_ref(), found.len(), command).await?;
-                for (i, value) in found.iter().zip(again) {
-                    values[*i] = value;
-                }
-                late.extend(found);
-            }
             let mut answers = Vec::with_capacity(values.len());
             for (i, (call, value)) in calls.iter().zip(values).enumerate() {
                 answers.push(match value {

@@ -16,7 +16,6 @@ mod queries;
 mod scripts;
 mod sentinel;
 mod slots;
-mod tenanted;
 #[cfg_attr(not(feature = "tls-no-provider"), path = "tls_disabled.rs")]
 mod tls;
 mod url;
@@ -69,7 +68,7 @@ use crate::protocol::NodeId;
 ///
 /// A user with an ACL needs, with the default prefix, `~semaphore:* &semaphore:*` and
 /// `+evalsha +eval +script|load +subscribe +publish +time +zadd +zrem +zcard +zcount +zmscore +zrange
-/// +zrevrange +zrangebyscore +pttl +pexpire +hello`. To apply overrides it needs `+hget +hgetall`, to set
+/// +zrangebyscore +pttl +pexpire +hello`. To apply overrides it needs `+hget +hgetall`, to set
 /// them `+hset +hdel +hlen +persist`; to list semaphores `+scan`; and to detect restarts and an eviction policy that loses
 /// semaphores `+info`.
 ///

@@ -112,9 +112,8 @@ impl RedisBackend {
         member: Option<Member>,
     ) -> Result<RedisConnection, BackendError> {
         let server = self.in_time(info::ask(&mut connection)).await??;
-        let (driver, tenanted) = (Mutex::default(), Arc::default());
-        let mut opened =
-            RedisConnection { connection, tenanted, server, driver, member, named: None };
+        let driver = Mutex::default();
+        let mut opened = RedisConnection { connection, server, driver, member, named: None };
         // Refusals are ignored: without the right to load scripts, each is sent in full, once.
         let scripts = scripts::load();
         let count = scripts.len();

@@ -166,11 +166,7 @@ pub(super) fn revoke(key: &Arc<str>, id: PlaceId, take: bool) -> QueryCommand<Op
     let key = Arc::clone(key);
     QueryCommand::new(
         move |by| {
-            let script = match id.claim {
-                Some(_) => &scripts::FAIR_REVOKE,
-                None => &scripts::REVOKE,
-            };
-            let mut command = scripts::call(script, by, &key, 2, 50);
+            let mut command = scripts::call(&scripts::REVOKE, by, &key, 2, 50);
             command.arg(id.text().as_bytes()).arg(u8::from(take)).take()
         },
         |value| match value {

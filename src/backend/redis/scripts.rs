@@ -4,23 +4,23 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Pipeline, Script};
 
-/// The pieces that several scripts share, and the marks at which they are inserted.
+/// The pieces that several scripts share. A line that is `--@` and the name of one stands for it.
 const PIECES: [(&str, &str); 15] = [
-    ("--@clock", include_str!("../../../lua/clock.lua")),
-    ("--@queued", include_str!("../../../lua/queued.lua")),
-    ("--@sweep", include_str!("../../../lua/sweep.lua")),
-    ("--@promote", include_str!("../../../lua/promote.lua")),
-    ("--@write", include_str!("../../../lua/write.lua")),
-    ("--@recall", include_str!("../../../lua/recall.lua")),
-    ("--@answer", include_str!("../../../lua/answer.lua")),
-    ("--@fair/settle", include_str!("../../../lua/fair/settle.lua")),
-    ("--@fair/rate", include_str!("../../../lua/fair/rate.lua")),
-    ("--@fair/leave", include_str!("../../../lua/fair/leave.lua")),
-    ("--@fair/sweep", include_str!("../../../lua/fair/sweep.lua")),
-    ("--@fair/survey", include_str!("../../../lua/fair/survey.lua")),
-    ("--@fair/promote", include_str!("../../../lua/fair/promote.lua")),
-    ("--@fair/write", include_str!("../../../lua/fair/write.lua")),
-    ("--@fair/answer", include_str!("../../../lua/fair/answer.lua")),
+    ("again", include_str!("../../../lua/again.lua")),
+    ("answer", include_str!("../../../lua/answer.lua")),
+    ("clock", include_str!("../../../lua/clock.lua")),
+    ("first_end", include_str!("../../../lua/first_end.lua")),
+    ("kind", include_str!("../../../lua/kind.lua")),
+    ("leave", include_str!("../../../lua/leave.lua")),
+    ("promote", include_str!("../../../lua/promote.lua")),
+    ("queued", include_str!("../../../lua/queued.lua")),
+    ("rate", include_str!("../../../lua/rate.lua")),
+    ("recall", include_str!("../../../lua/recall.lua")),
+    ("settle", include_str!("../../../lua/settle.lua")),
+    ("survey", include_str!("../../../lua/survey.lua")),
+    ("sweep", include_str!("../../../lua/sweep.lua")),
+    ("take", include_str!("../../../lua/take.lua")),
+    ("write", include_str!("../../../lua/write.lua")),
 ];
 
 /// The text of a script and its hash.
@@ -31,12 +31,20 @@ pub(super) struct Lua {
 
 impl Lua {
     fn new(script: &str) -> Self {
-        let mut text = script.to_owned();
-        for (place, piece) in PIECES {
-            text = text.replacen(place, piece, 1);
-        }
+        let mut text = String::new();
+        insert_pieces(script, &mut text);
         let hash = Script::new(&text).get_hash().to_owned();
         Self { text, hash }
+    }
+}
+
+fn insert_pieces(lines: &str, text: &mut String) {
+    for line in lines.lines() {
+        let mark = line.trim_start().strip_prefix("--@");
+        match mark.and_then(|mark| PIECES.into_iter().find(|(name, _)| *name == mark)) {
+            Some((_, piece)) => insert_pieces(piece, text),
+            None => text.extend([line, "\n"]),
+        }
     }
 }
 
@@ -56,29 +64,8 @@ pub(super) static OVERRIDE: LazyLock<Lua> = lua!("override.lua");
 pub(super) static PAUSE: LazyLock<Lua> = lua!("pause.lua");
 pub(super) static REVOKE: LazyLock<Lua> = lua!("revoke.lua");
 
-// For places with claims, and for all calls on sets that have such places.
-pub(super) static FAIR_ACQUIRE: LazyLock<Lua> = lua!("fair/acquire.lua");
-pub(super) static FAIR_RELEASE: LazyLock<Lua> = lua!("fair/release.lua");
-pub(super) static FAIR_RENEW: LazyLock<Lua> = lua!("fair/renew.lua");
-pub(super) static FAIR_REASSERT: LazyLock<Lua> = lua!("fair/reassert.lua");
-pub(super) static FAIR_REVOKE: LazyLock<Lua> = lua!("fair/revoke.lua");
-
-static ALL: [&LazyLock<Lua>; 14] = [
-    &ACQUIRE,
-    &RELEASE,
-    &RENEW,
-    &REASSERT,
-    &INSPECT,
-    &OVERRIDES,
-    &OVERRIDE,
-    &PAUSE,
-    &REVOKE,
-    &FAIR_ACQUIRE,
-    &FAIR_RELEASE,
-    &FAIR_RENEW,
-    &FAIR_REASSERT,
-    &FAIR_REVOKE,
-];
+static ALL: [&LazyLock<Lua>; 9] =
+    [&ACQUIRE, &RELEASE, &RENEW, &REASSERT, &INSPECT, &OVERRIDES, &OVERRIDE, &PAUSE, &REVOKE];
 
 /// Loads all scripts, so that none has to be sent a second time: it would be executed behind calls that were sent after
 /// it.

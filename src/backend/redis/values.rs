@@ -14,10 +14,10 @@ use crate::protocol::{
 /// The prefix of members that are tickets: see `lua/queued.lua`.
 const QUEUED: [u8; 52] = [b'q'; 52];
 
-/// The lowest score of a lease end of a place with a claim: see `lua/fair/acquire.lua`.
+/// The lowest score of a lease end of a place with a claim: see `lua/acquire.lua`.
 const FAIR_LEASES: u64 = 10_000_000_000_000;
 
-/// Replaces the earliest lease end if the bound on work was reached: see `lua/answer.lua`.
+/// Replaces the earliest lease end if the bound on work was reached: see `lua/again.lua`.
 const MORE: u64 = 1;
 
 pub(super) fn reply(items: &[Value], statuses: usize) -> Option<Reply> {

@@ -35,6 +35,12 @@ pub(super) struct Expected {
     pub(super) window: f64,
 }
 
+/// A call of a script, and the headroom by which it judges.
+struct Call {
+    command: Cmd,
+    headroom: u32,
+}
+
 /// A history carried out by the ledger: the commands to send, and what must come back.
 #[derive(Default)]
 pub(super) struct Plan {
@@ -254,13 +260,13 @@ impl<'a> Model<'a> {
         at: usize,
         ids: &[PlaceId],
         (lease_ms, told, recalls): (u64, Told, bool),
-        command: &Cmd,
+        Call { command, headroom }: &Call,
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) {
         let caller = Caller {
             now: self.now,
             limit: self.limit,
-            headroom: self.headroom,
+            headroom: *headroom,
             for_all: self.for_all,
             max_waiting: 0,
             node: node(at),
@@ -411,40 +417,17 @@ impl<'a> Model<'a> {
         self.ledger.places().any(|(id, ..)| id.claim.is_some())
     }
 
-    /// Returns the script that the process uses, and the beginning of the call. The script for plain sets comes first,
-    /// if no id has a claim; `finds_out` says whether that finds tenants, after removing these.
-    fn call(
-        &mut self,
+    /// Returns the call of a script on these ids.
+    fn call<'b>(
+        &self,
         name: &'static str,
-        ids: &[PlaceId],
-        left: &[PlaceId],
-        finds_out: bool,
+        ids: impl IntoIterator<Item = &'b PlaceId>,
         rest: &[String],
-    ) -> (Cmd, bool) {
-        let plain = ids.iter().chain(left).all(|id| id.claim.is_none());
-        let for_all = u8::from(self.for_all);
+    ) -> Call {
+        let headroom = ids.into_iter().any(|id| id.claim.is_some()).then_some(self.headroom);
         let mut command = self.lua.call(name, self.limit);
-        command.arg(for_all);
-        // Only the other script has the bound of all lines as an argument.
-        let is_acquire = name == "acquire";
-        for (_, word) in rest.iter().enumerate().filter(|(i, _)| !is_acquire || *i != 2) {
-            command.arg(word);
-        }
-        if plain && !finds_out {
-            return (command, false);
-        }
-        if plain {
-            let what = format!("{name} of no claims, in a set with tenants: {rest:?}");
-            self.expect(what, &command, Item::Int(0), Vec::new());
-            let (set, longest) = self.set(left);
-            if let Some(expected) = self.out.expected.last_mut() {
-                (expected.set, expected.longest.0) = (set, longest);
-            }
-        }
-        let fair = format!("fair/{name}");
-        let mut command = self.lua.call(&fair, self.limit);
-        command.arg(for_all).arg(self.headroom).arg(rest);
-        (command, true)
+        command.arg(u8::from(self.for_all)).arg(headroom.map_or(-1, i64::from)).arg(rest);
+        Call { command, headroom: headroom.unwrap_or(0) }
     }
 
     fn what(&self, i: usize, op: &str, at: usize, ids: &[PlaceId], more: &str) -> String {
@@ -472,14 +455,15 @@ impl<'a> Model<'a> {
         let (queue, held): (Vec<_>, Vec<_>) = stay.partition(|(.., ticket)| ticket.is_some());
         let members = if self.has_tenants() { self.set(leaving).0.len() } else { held.len() };
         let at_once = queue.is_empty() && (members + ids.len()) as u64 <= u64::from(self.limit);
-        let finds_out = !at_once && self.has_tenants();
-        let (command, fair) = self.call("acquire", ids, leaving, finds_out, &rest);
+        let any_claim =
+            self.has_tenants() || leaving.iter().chain(ids).any(|id| id.claim.is_some());
         let told = match () {
-            () if fair => Told::Either,
+            () if any_claim => Told::Either,
             () if at_once => Told::InShort,
             () => Told::All,
         };
-        self.operate(what, at, ids, (lease_ms, told, recalls), &command, |ledger, caller, post| {
+        let call = self.call("acquire", leaving.iter().chain(ids), &rest);
+        self.operate(what, at, ids, (lease_ms, told, recalls), &call, |ledger, caller, post| {
             let caller = Caller { max_waiting, ..caller };
             ledger.acquire(caller, lease_ms, max_queue, leaving, ids, post)
         });
@@ -489,11 +473,8 @@ impl<'a> Model<'a> {
         let what = self.what(i, "release", at, ids, "");
         let mut rest = vec![u8::from(self.counted).to_string(), node(at).to_string()];
         rest.extend(texts(ids));
-        let waits =
-            |(id, _, ticket): (PlaceId, u64, Option<u64>)| ticket.is_some() && !ids.contains(&id);
-        let finds_out = self.has_tenants() && self.ledger.places().any(waits);
-        let (command, _) = self.call("release", &[], ids, finds_out, &rest);
-        self.operate(what, at, ids, (0, Told::Grants, false), &command, |ledger, caller, post| {
+        let call = self.call("release", ids, &rest);
+        self.operate(what, at, ids, (0, Told::Grants, false), &call, |ledger, caller, post| {
             ledger.release(caller, ids, post)
         });
     }
@@ -503,9 +484,9 @@ impl<'a> Model<'a> {
         let mut rest = vec![lease_ms.to_string(), u8::from(self.counted).to_string()];
         rest.push(node(at).to_string());
         rest.extend(texts(ids));
-        let (command, _) = self.call("renew", ids, &[], self.has_tenants(), &rest);
+        let call = self.call("renew", ids, &rest);
         let told = if self.would_wait() == 0 { Told::InShort } else { Told::All };
-        self.operate(what, at, ids, (lease_ms, told, false), &command, |ledger, caller, post| {
+        self.operate(what, at, ids, (lease_ms, told, false), &call, |ledger, caller, post| {
             ledger.renew(caller, lease_ms, ids, post)
         });
     }
@@ -534,13 +515,13 @@ impl<'a> Model<'a> {
         let mut rest = vec![lease_ms.to_string(), u8::from(self.counted).to_string()];
         rest.push(node(at).to_string());
         rest.extend(proofs.iter().flat_map(|(id, proof)| [id.to_string(), proof.to_string()]));
-        let (command, _) = self.call("reassert", &ids, &[], self.has_tenants(), &rest);
+        let call = self.call("reassert", &ids, &rest);
         self.operate(
             what,
             at,
             &ids,
             (lease_ms, Told::All, false),
-            &command,
+            &call,
             |ledger, caller, post| ledger.reassert(caller, lease_ms, proofs, post),
         );
     }
@@ -603,8 +584,7 @@ impl<'a> Model<'a> {
     fn revoke(&mut self, i: usize, id: PlaceId) {
         let what = self.what(i, "revoke", 0, &[id], "");
         let mut command = cmd("EVALSHA");
-        let name = if id.claim.is_some() { "fair/revoke" } else { "revoke" };
-        command.arg(&self.lua.hashes[name]).arg(1).arg(KEY).arg(id.to_string()).arg(1);
+        command.arg(&self.lua.hashes["revoke"]).arg(1).arg(KEY).arg(id.to_string()).arg(1);
         let left = self
             .ledger
             .revoke(id, true, self.now)

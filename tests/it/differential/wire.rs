@@ -11,37 +11,7 @@ use tower_semaphore::protocol::WORK_MAX;
 use super::model::{Expected, Message, Model, Plan};
 use super::{History, KEY};
 use crate::support::redis::TestRedis;
-
-const FILES: [(&str, &str); 11] = [
-    ("acquire", include_str!("../../../lua/acquire.lua")),
-    ("release", include_str!("../../../lua/release.lua")),
-    ("renew", include_str!("../../../lua/renew.lua")),
-    ("reassert", include_str!("../../../lua/reassert.lua")),
-    ("inspect", include_str!("../../../lua/inspect.lua")),
-    ("revoke", include_str!("../../../lua/revoke.lua")),
-    ("fair/acquire", include_str!("../../../lua/fair/acquire.lua")),
-    ("fair/release", include_str!("../../../lua/fair/release.lua")),
-    ("fair/renew", include_str!("../../../lua/fair/renew.lua")),
-    ("fair/reassert", include_str!("../../../lua/fair/reassert.lua")),
-    ("fair/revoke", include_str!("../../../lua/fair/revoke.lua")),
-];
-const PIECES: [(&str, &str); 15] = [
-    ("clock", include_str!("../../../lua/clock.lua")),
-    ("queued", include_str!("../../../lua/queued.lua")),
-    ("sweep", include_str!("../../../lua/sweep.lua")),
-    ("promote", include_str!("../../../lua/promote.lua")),
-    ("write", include_str!("../../../lua/write.lua")),
-    ("recall", include_str!("../../../lua/recall.lua")),
-    ("answer", include_str!("../../../lua/answer.lua")),
-    ("fair/settle", include_str!("../../../lua/fair/settle.lua")),
-    ("fair/rate", include_str!("../../../lua/fair/rate.lua")),
-    ("fair/leave", include_str!("../../../lua/fair/leave.lua")),
-    ("fair/sweep", include_str!("../../../lua/fair/sweep.lua")),
-    ("fair/survey", include_str!("../../../lua/fair/survey.lua")),
-    ("fair/promote", include_str!("../../../lua/fair/promote.lua")),
-    ("fair/write", include_str!("../../../lua/fair/write.lua")),
-    ("fair/answer", include_str!("../../../lua/fair/answer.lua")),
-];
+use crate::support::scripts::{SCRIPTS, whole};
 
 /// The prefix of members that are tickets.
 pub(super) const QUEUED: &str = "qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq";
@@ -70,11 +40,8 @@ impl Lua {
         const CLOCK: &str = "redis.call('TIME')";
         let bound = format!("budget = false, {WORK_MAX}\n");
         let (mut texts, mut hashes) = (HashMap::new(), HashMap::new());
-        for (name, body) in FILES {
-            let mut text = change(name, body);
-            for (piece, lines) in PIECES {
-                text = text.replacen(&format!("--@{piece}"), &change(piece, lines), 1);
-            }
+        for (name, body) in SCRIPTS {
+            let text = whole(&change(name, body), &change);
             let text = text.replace(CLOCK, "redis.call('MGET', 'now:s', 'now:us')");
             assert!(!text.contains("'TIME'"), "{name} reads the time in another way");
             let swept = text.contains("local swept");

@@ -25,6 +25,8 @@ pub(crate) mod proxy;
 pub(crate) mod recorded;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "redis")]
+pub(crate) mod scripts;
 pub(crate) mod semaphore;
 #[cfg(feature = "redis")]
 pub(crate) mod sentinel;

@@ -1,6 +1,6 @@
--- fair/settle: sets a tenant's turn by its line and its permits; takes out places; and returns the limit of a place.
+-- settle: sets a tenant's turn by its line and its permits; takes out places; and returns the limit of a place.
 --
--- A piece of the scripts, inserted where one has `--@fair/settle`. It creates functions, unlike the other
+-- A piece of the scripts, inserted where one has `--@settle`. It creates functions, unlike the other
 -- pieces, because several of them call these; so it is inserted after the path of an uncontended call.
 --
 -- A turn is ((level + 1) * 2^52 + us) * 2^(80 * class), where level = floor(permits in use * 64 / weight), and us is
@@ -38,28 +38,16 @@ function settle(digits, before)
 end
 
 function remove(ids)
-  local members, count, tenants, seen = {}, 0, {}, {}
+  local from, to, removed = 1, #ids, 0
+  --@take
+  local seen = {}
   for _, id in ipairs(ids) do
-    members[count + 1], members[count + 2] = id, queued .. id
-    count = count + 2
-    if string.byte(id, -16) == 46 then
-      local digits = string.sub(id, -15, -11)
-      if not seen[digits] then
-        seen[digits] = true
-        tenants[#tenants + 1] = digits
-      end
-      for i = 2, tonumber(string.sub(id, -2), 36) do
-        count = count + 1
-        members[count] = i .. queued .. id
-      end
-    end
-    if count > 4000 then
-      redis.call('ZREM', key, unpack(members, 1, count))
-      count = 0
+    local digits = string.byte(id, -16) == 46 and string.sub(id, -15, -11)
+    if digits and not seen[digits] then
+      seen[digits] = true
+      settle(digits)
     end
   end
-  if count > 0 then redis.call('ZREM', key, unpack(members, 1, count)) end
-  for _, digits in ipairs(tenants) do settle(digits) end
 end
 
 function room_of(member)

@@ -1,14 +1,15 @@
--- fair/leave: settles the lines of tenants whose places have left.
+-- leave: settles the lines of tenants whose places have left.
 --
--- A piece of the scripts, inserted where one has `--@fair/leave`, behind `--@fair/settle`.
+-- A piece of the scripts, inserted where one has `--@leave`, behind `--@settle`.
 --
--- Needs     key, settle; left: the ids; turn
+-- Needs     key, settle; ids, from, to: those from ids[from] to ids[to] have left; turn
 -- Leaves    turn, updated
 -- Cost      1 command, and what settling costs; 1 more if settling does not show whose turn it is; none without ids
 --           of tenants
 
 local tenants, members, seen = {}, {}, {}
-for _, id in ipairs(left) do
+for i = from, to do
+  local id = ids[i]
   if string.byte(id, -16) == 46 then
     local digits = string.sub(id, -15, -11)
     if not seen[digits] then

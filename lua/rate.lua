@@ -1,6 +1,6 @@
--- fair/rate: the grants of the last window, of places whose ids have a rate.
+-- rate: the grants of the last window, of places whose ids have a rate.
 --
--- A piece of the scripts, inserted where one has `--@fair/rate`. It creates functions; so it is inserted after the path
+-- A piece of the scripts, inserted where one has `--@rate`. It creates functions; so it is inserted after the path
 -- of an uncontended call.
 --
 -- A grant leaves one member for each of its permits, which nothing but time takes out: neither a release nor the end of

@@ -1,0 +1,50 @@
+//! The scripts of `lua/`, and the pieces of them that several share.
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        [$(($name, include_str!(concat!("../../../lua/", $name, ".lua")))),*]
+    };
+}
+
+pub(crate) const SCRIPTS: [(&str, &str); 9] = files![
+    "acquire",
+    "release",
+    "renew",
+    "reassert",
+    "inspect",
+    "overrides",
+    "override",
+    "pause",
+    "revoke",
+];
+
+pub(crate) const PIECES: [(&str, &str); 15] = files![
+    "again",
+    "answer",
+    "clock",
+    "first_end",
+    "kind",
+    "leave",
+    "promote",
+    "queued",
+    "rate",
+    "recall",
+    "settle",
+    "survey",
+    "sweep",
+    "take",
+    "write",
+];
+
+/// Returns a script with its pieces, each as `change` makes it of its name and text.
+pub(crate) fn whole(text: &str, change: &dyn Fn(&str, &str) -> String) -> String {
+    let line = |line: &str| match line.trim_start().strip_prefix("--@") {
+        Some(mark) => {
+            let piece = PIECES.into_iter().find(|(name, _)| *name == mark);
+            let (name, lines) = piece.unwrap_or_else(|| panic!("no piece is {mark:?}"));
+            whole(&change(name, lines), change)
+        }
+        None => format!("{line}\n"),
+    };
+    text.lines().map(line).collect()
+}
