@@ -20,29 +20,43 @@
 //!   process that loses its subscription can be passed over; a wipe loses the queue; a frozen Redis reads its sockets
 //!   in any order.) `SCRIPT FLUSH` is no excuse, nor are faults of other gateways. Gateways that pass permits on may
 //!   pass a request by for [`REUSE`], so compared requests are sent that much further apart.
-//! * **idle**: a clean request waits while, for [`IDLE`] without interruption, its key has free permits.
+//! * **idle**: a clean request waits while, for [`IDLE`] without interruption, its key has free permits, is not paused,
+//!   and fewer have started than its rate allows.
+//! * **rate**: within a window, no more start than the rate allows. Starts are those that Redis counted, by its clock; and
+//!   requests that came to the upstream. A request started between its sending and its arrival, and at most [`TAIL`]
+//!   before this if its gateway, its link and Redis were without faults: what may have started before the window does
+//!   not count. As many more may start for each loss of Redis' data in the window; for [`WAKE`] longer with several
+//!   servers, of which the former one may still grant.
+//! * **pause**: nothing starts, by either account, from [`MESSAGE`] after the record of a pause was written until
+//!   [`SLACK`] before its end, which is the time that the response named, unless an operator resumed. If a fault was on
+//!   when the messages were on their way, what it held back may start until [`MESSAGE`] after its end. After a loss of
+//!   data, or a fault of one of several servers, nothing is known of that pause.
+//! * **progress**: each key is served after the last fault.
 //! * **answer**: each request has its head within wait + its work + [`MARGIN`], and its body within its duration +
 //!   [`MARGIN`]; the time in which its gateway was frozen is added. Redis is no excuse.
-//! * **status**: 200, 429 only after the whole wait, 503 only if unclean, nothing else. No broken connection unless its
-//!   gateway was killed, or wakes after its lease. No incomplete body that does not end with an error. No request twice
-//!   at the upstream.
+//! * **status**: 200, 429 only after the whole wait or from the upstream, 503 only if unclean or paused, nothing else. No
+//!   broken connection unless its gateway was killed, or wakes after its lease. No incomplete body that does not end with
+//!   an error. No request twice at the upstream.
 //! * **wake**: a gateway that was frozen for longer than its lease passes on no frame of what it had in flight before,
 //!   and leaves the upstream within [`WAKE`].
 //! * **recovery**: at most [`RECOVERY`] after each fault, every affected gateway serves again; the time in which other
 //!   faults affected it is added.
 //! * **rest**: in the end nothing is in flight, and no key is in Redis one lease and 1 s after the last request has
-//!   ended.
+//!   ended; with a rate, three leases and 2 s, which is as long as the starts may be kept.
 //!
 //! If tenants share the permits of a key, order is that within a tenant; each tenant's cap is checked like that of the
 //! key, and a tenant at its cap may wait beside a free permit.
 //!
 //! If this machine stood still even for the test, all times are longer by that.
 
+mod grants;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
+use self::grants::{Pauses, Starts};
 use super::history::{At, End, Fair, Fault, Kind, Request, Run, What};
 
 const MS: At = 1000;
@@ -55,6 +69,10 @@ const SETTLE: At = 1200 * MS;
 const IDLE: At = 2500 * MS;
 /// How long a gateway passes permits on after a call that no other process waits.
 const REUSE: At = 50 * MS;
+/// How long a message that arrives takes to all processes, and what they send before to Redis.
+const MESSAGE: At = 250 * MS;
+/// How much longer than it was asked for a pause lasts.
+const SLACK: At = 250 * MS;
 const MARGIN: At = 1500 * MS;
 const WAKE: At = 400 * MS;
 const RECOVERY: At = 3000 * MS;
@@ -78,6 +96,9 @@ pub(crate) struct Report {
     pub(crate) over_after_loss_ms: f64,
     /// The time from the return of Redis after a loss to the last request over the cap.
     pub(crate) last_over_after_loss_ms: f64,
+    /// By key with a rate.
+    pub(crate) starts: Vec<Starts>,
+    pub(crate) pauses: Pauses,
     /// The time from sending to head, for granted requests.
     pub(crate) head_ms_p50: f64,
     pub(crate) head_ms_p99: f64,
@@ -108,6 +129,10 @@ pub(crate) fn check(run: &Run) -> Report {
     let tenants = 1 + run.requests.iter().map(|request| request.tenant).max().unwrap_or(0);
     for (key, limit) in run.rules.limits.iter().enumerate() {
         check.cap(key, None, *limit);
+        if let Some(rate) = run.rules.rates[key] {
+            check.rate(key, rate);
+        }
+        check.pause(key);
         if run.rules.fair == Fair::Arrival {
             check.order(key, None);
             check.idle(key, None);
@@ -127,6 +152,7 @@ pub(crate) fn check(run: &Run) -> Report {
         check.wake(number, request);
     }
     check.recovery();
+    check.progress();
     check.rest();
     check.report.violations.sort_by_key(|violation| violation.at);
     check.report
@@ -275,11 +301,7 @@ impl Check<'_> {
             // What it still had in flight when it was stopped is from before.
             if stay.from <= begin + TAIL / 5 {
                 let awake = end.saturating_add(TAIL);
-                spans = spans
-                    .into_iter()
-                    .flat_map(|(from, to)| [(from, to.min(begin)), (from.max(awake), to)])
-                    .filter(|(from, to)| from < to)
-                    .collect();
+                spans = without(spans, (begin, awake));
             }
         }
         spans
@@ -431,6 +453,7 @@ impl Check<'_> {
             }
         }
         room.extend(since.map(|from| (from, At::MAX)));
+        let mut room = self.run.closed(key).into_iter().fold(room, without);
         room.retain(|(from, to)| to - from >= IDLE);
         let mut flags = Vec::new();
         for (number, request) in self.of_key(key, tenant) {
@@ -490,15 +513,20 @@ impl Check<'_> {
             self.flag("status", request.stays[1].from, key, text);
         }
         let wait = self.run.rules.wait;
+        let is_paused =
+            |at| self.run.paused(key).iter().any(|(from, to)| (*from..*to).contains(&at));
         if let Some((at, status)) = request.head {
             let waited = at - request.sent;
             match status {
                 429 if waited + 20 * MS >= wait => {}
+                429 if request.later && request.came().is_some() => {}
                 429 => {
                     let text = format!("request {number} was refused after {} ms", ms(waited));
                     self.flag("status", at, key, text);
                 }
-                503 if self.run.is_clean(request.key, request.gateway, request.sent, at) => {
+                503 if self.run.is_clean(request.key, request.gateway, request.sent, at)
+                    && !is_paused(at) =>
+                {
                     let text = format!(
                         "request {number}: 503, with nothing wrong, after {} ms",
                         ms(waited)
@@ -645,11 +673,21 @@ impl Check<'_> {
             };
             self.flag("rest", bound, None, text);
         }
+        let kept = last + 3 * self.run.rules.lease + 2000 * MS;
+        if self.run.forgotten.is_none_or(|at| at > kept + self.run.stalled(last, at)) {
+            self.flag("rest", kept, None, "starts were left in Redis".to_owned());
+        }
         if self.run.in_flight_left > 0 {
             let text = format!("{} requests were left at the upstream", self.run.in_flight_left);
             self.flag("rest", last, None, text);
         }
     }
+}
+
+/// Returns what is left of these spans without one.
+fn without(spans: Vec<(At, At)>, cut: (At, At)) -> Vec<(At, At)> {
+    let left = |(from, to): (At, At)| [(from, to.min(cut.0)), (from.max(cut.1), to)];
+    spans.into_iter().flat_map(left).filter(|(from, to)| from < to).collect()
 }
 
 /// Returns how long there were more than `limit`, and the greatest number.
@@ -686,6 +724,7 @@ pub(crate) fn around(run: &Run, violation: &Violation) -> String {
             lines.push((fault.end, format!("{:?} of {whose} is over", fault.what)));
         }
     }
+    lines.extend(grants::noted(run, violation.key).filter(|(at, _)| (from..to).contains(at)));
     for (number, request) in run.requests.iter().enumerate() {
         if violation.key.is_some_and(|key| key != request.key) {
             continue;
@@ -733,6 +772,17 @@ impl fmt::Display for Report {
             "in flight at most, by key: {:?}; over the cap as seen by the upstream {:.0} ms, of this after a \
              loss {:.0} ms; last one over {:.0} ms after a loss",
             self.peaks, self.over_ms, self.over_after_loss_ms, self.last_over_after_loss_ms
+        )?;
+        for Starts { key, count, most, most_at_upstream } in &self.starts {
+            writeln!(
+                f,
+                "key {key}: {count} starts; in a window {most} at most, and {most_at_upstream} at the upstream"
+            )?;
+        }
+        let Pauses { asked, recorded, resumes, judged_ms } = self.pauses;
+        writeln!(
+            f,
+            "pauses: {asked} asked for, {recorded} recorded, {resumes} resumes; judged for {judged_ms:.0} ms"
         )?;
         match self.empty_after_ms {
             Some(after) => writeln!(f, "Redis empty {after:.0} ms after the last request")?,

@@ -1,7 +1,7 @@
 //! The history of a run: every request and every fault, on one monotonic clock.
 
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 
@@ -20,8 +20,15 @@ pub(crate) struct Run {
     pub(crate) gateways: Vec<Life>,
     /// When this machine did not let even the test run.
     pub(crate) stalls: Vec<(At, At)>,
-    /// When no key was left in Redis, after the last request had ended.
+    /// The starts that Redis counted for rates.
+    pub(crate) starts: Vec<Start>,
+    /// The pauses that Redis recorded.
+    pub(crate) pauses: Vec<Pause>,
+    /// When an operator asked for an end of all pauses, and when that was answered.
+    pub(crate) resumes: Vec<(At, At)>,
+    /// When no key was left in Redis, after the last request had ended: none without a rate, and none at all.
     pub(crate) empty: Option<At>,
+    pub(crate) forgotten: Option<At>,
     /// What the upstream still had in flight then.
     pub(crate) in_flight_left: usize,
 }
@@ -31,12 +38,38 @@ pub(crate) struct Run {
 pub(crate) struct Rules {
     /// The limit of each key.
     pub(crate) limits: Vec<usize>,
+    /// The rate of each key, if it has one.
+    pub(crate) rates: Vec<Option<Rate>>,
+    /// The longest pause that a response can ask for.
+    pub(crate) max_pause: At,
     pub(crate) wait: At,
     pub(crate) lease: At,
     pub(crate) shape: Shape,
     pub(crate) fair: Fair,
     /// The number of gateways that pass permits on to their own next requests.
     pub(crate) reuse: usize,
+}
+
+/// How many requests of a key may start in a window.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Rate {
+    pub(crate) starts: usize,
+    pub(crate) window: At,
+}
+
+/// A grant that counts for a rate, by Redis' clock.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Start {
+    pub(crate) key: usize,
+    pub(crate) at: At,
+}
+
+/// A pause until a time, as Redis recorded it, by its clock.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Pause {
+    pub(crate) key: usize,
+    pub(crate) written: At,
+    pub(crate) ends: At,
 }
 
 /// Whether tenants share the permits of a key, and the cap of each.
@@ -60,6 +93,8 @@ pub(crate) struct Request {
     pub(crate) work: At,
     /// How long its body lasts.
     pub(crate) stream: At,
+    /// The upstream answers it with 429 and a time, which pauses its key.
+    pub(crate) later: bool,
     pub(crate) sent: At,
     /// Its stays at the upstream: one, unless something is wrong.
     pub(crate) stays: Vec<Stay>,
@@ -158,12 +193,26 @@ pub(crate) struct Life {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     began: Instant,
+    /// The same moment by the clock of this machine, which is that of Redis, too.
+    began_by_clock: At,
     run: Mutex<Run>,
 }
 
 impl Recorder {
     pub(crate) fn new(rules: Rules) -> Self {
-        Self { began: Instant::now(), run: Mutex::new(Run { rules, ..Run::default() }) }
+        let (began, by_clock) = (Instant::now(), SystemTime::UNIX_EPOCH.elapsed().unwrap());
+        let run = Mutex::new(Run { rules, ..Run::default() });
+        Self { began, began_by_clock: us(by_clock), run }
+    }
+
+    /// Returns when it was this time by Redis' clock, in µs.
+    pub(crate) fn at(&self, by_clock: u64) -> At {
+        by_clock.saturating_sub(self.began_by_clock)
+    }
+
+    /// Returns what Redis' clock shows at a time, in µs.
+    pub(crate) fn by_clock(&self, at: At) -> u64 {
+        self.began_by_clock + at
     }
 
     pub(crate) fn now(&self) -> At {

@@ -1,14 +1,16 @@
 //! The upstream and its clients, which make requests and record what becomes of them.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
-use axum::http::HeaderMap;
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use fastrand::Rng;
 use http_body_util::{BodyExt, Full};
@@ -29,8 +31,22 @@ pub(crate) const ONE: usize = 0;
 pub(crate) const FEW: usize = 1;
 /// The key of streams, most of them longer than the lease.
 pub(crate) const LONG: usize = 2;
-pub(crate) const KEYS: [&str; 3] = ["one", "few", "long"];
-pub(crate) const LIMITS: [usize; 3] = [1, 3, 3];
+/// The key with a rate, of which clients want more.
+pub(crate) const RATED: usize = 3;
+/// The key whose upstream now and then asks for a pause.
+pub(crate) const PAUSED: usize = 4;
+pub(crate) const KEYS: [&str; 5] = ["one", "few", "long", "rated", "paused"];
+pub(crate) const LIMITS: [usize; 5] = [1, 3, 3, 5, 3];
+
+/// Returns the rule of the gateways for a key, which is the first part of its requests' paths, too.
+pub(crate) fn rule(key: usize) -> &'static str {
+    if let RATED | PAUSED = key { KEYS[key] } else { "gateway" }
+}
+
+/// Returns the name of a key's semaphore.
+pub(crate) fn name(key: usize) -> String {
+    if let RATED | PAUSED = key { KEYS[key].to_owned() } else { format!("gateway:{}", KEYS[key]) }
+}
 
 /// How often a stream sends a frame.
 const FRAME: Duration = Duration::from_millis(20);
@@ -60,6 +76,8 @@ struct Work {
     frames: u64,
     #[serde(default)]
     bytes: usize,
+    #[serde(default)]
+    later: bool,
 }
 
 /// A request at the upstream. It counts as cut off unless it reports that it is done.
@@ -101,13 +119,17 @@ async fn work(
     Query(work): Query<Work>,
     headers: HeaderMap,
     posted: Body,
-) -> Body {
+) -> Response {
     let number = headers["x-number"].to_str().unwrap().parse().unwrap();
     let in_flight = InFlight::new(recorder, number);
     if posted.collect().await.is_err() {
-        return Body::empty();
+        return Body::empty().into_response();
     }
     sleep(Duration::from_millis(work.ms)).await;
+    if work.later {
+        in_flight.done();
+        return (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], TEXT).into_response();
+    }
     let frames = if work.bytes > 0 {
         work.bytes / (64 << 10)
     } else {
@@ -115,30 +137,28 @@ async fn work(
     };
     if frames == 0 {
         in_flight.done();
-        return Body::from(TEXT);
+        return Body::from(TEXT).into_response();
     }
     let much = work.bytes > 0;
     let state = (Some(in_flight), 0);
-    Body::from_stream(futures_util::stream::unfold(
-        state,
-        move |(mut in_flight, sent)| async move {
-            if sent == frames {
-                return None;
-            }
-            let frame = if much {
-                Bytes::from_static(&[b'x'; 64 << 10])
-            } else {
-                sleep(FRAME).await;
-                Bytes::from_static(TEXT)
-            };
-            if sent + 1 == frames
-                && let Some(in_flight) = in_flight.take()
-            {
-                in_flight.done();
-            }
-            Some((Ok::<_, std::convert::Infallible>(frame), (in_flight, sent + 1)))
-        },
-    ))
+    let body = futures_util::stream::unfold(state, move |(mut in_flight, sent)| async move {
+        if sent == frames {
+            return None;
+        }
+        let frame = if much {
+            Bytes::from_static(&[b'x'; 64 << 10])
+        } else {
+            sleep(FRAME).await;
+            Bytes::from_static(TEXT)
+        };
+        if sent + 1 == frames
+            && let Some(in_flight) = in_flight.take()
+        {
+            in_flight.done();
+        }
+        Some((Ok::<_, std::convert::Infallible>(frame), (in_flight, sent + 1)))
+    });
+    Body::from_stream(body).into_response()
 }
 
 // ===== clients =====
@@ -152,6 +172,8 @@ pub(crate) struct Load {
     pub(crate) tenants: usize,
     /// Whether clients send several requests to one gateway, without a pause, so that permits are passed on there.
     pub(crate) bursts: bool,
+    /// When the upstream asks for the next pause.
+    pub(crate) next_pause: AtomicU64,
 }
 
 /// A connection that is closed when this is dropped.
@@ -164,9 +186,16 @@ impl Drop for Closing {
 }
 
 impl Load {
-    /// Clients that make requests until they are stopped, about 120 requests a second together.
+    /// Clients that make requests until they are stopped, about 160 requests a second together.
     pub(crate) fn start(self: &Arc<Self>, seed: u64) -> Vec<tokio::task::JoinHandle<()>> {
-        let clients = [(ONE, 7, 40..160), (FEW, 10, 20..240), (LONG, 7, 50..400)];
+        let clients = [
+            (ONE, 7, 40..160),
+            (FEW, 10, 20..240),
+            (LONG, 7, 50..400),
+            (RATED, 9, 40..240),
+            (PAUSED, 6, 60..300),
+        ];
+        self.next_pause.store(self.recorder.now() + 1_000_000, Ordering::Relaxed);
         let mut rng = Rng::with_seed(!seed);
         let mut tasks = Vec::new();
         for (key, count, think) in clients {
@@ -192,6 +221,16 @@ impl Load {
         tasks
     }
 
+    /// Returns whether a request is to be answered with a pause: one every few seconds, so that a request can wait
+    /// between two for as long as shows that it waits in vain.
+    fn is_pause_due(&self, key: usize, kind: Kind, rng: &mut Rng) -> bool {
+        let (now, due) = (self.recorder.now(), self.next_pause.load(Ordering::Relaxed));
+        let next = now + 1000 * rng.u64(4000..7000);
+        let take =
+            || self.next_pause.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed);
+        key == PAUSED && kind == Kind::Short && now >= due && take().is_ok()
+    }
+
     /// One request to any gateway, from beginning to end.
     pub(crate) async fn request(&self, key: usize, kind: Kind, rng: &mut Rng) {
         self.request_of(key, KEYS[key], kind, rng).await;
@@ -213,6 +252,7 @@ impl Load {
             _ => 0,
         };
         let stream = FRAME * u32::try_from(frames).unwrap();
+        let later = self.is_pause_due(key, kind, rng);
         let tenant = if self.tenants > 1 { rng.usize(..self.tenants) } else { 0 };
         let number = self.recorder.sent(Request {
             key,
@@ -221,6 +261,7 @@ impl Load {
             kind,
             work: ms * 1000,
             stream: us(stream),
+            later,
             sent: 0,
             stays: Vec::new(),
             head: None,
@@ -231,7 +272,7 @@ impl Load {
         let body = Full::from(if kind == Kind::Post { vec![b'x'; POSTED] } else { Vec::new() });
         let request = hyper::Request::builder()
             .method(if kind == Kind::Post { "POST" } else { "GET" })
-            .uri(format!("/?ms={ms}&frames={frames}&bytes={bytes}"))
+            .uri(format!("/{}?ms={ms}&frames={frames}&bytes={bytes}&later={later}", rule(key)))
             .header("host", "upstream")
             .header("x-key", name)
             .header("x-tenant", tenant)
@@ -359,6 +400,10 @@ pub(crate) fn kind(rng: &mut Rng, key: usize) -> Kind {
         FEW => match dice {
             0..15 => Kind::Impatient,
             15..40 => Kind::Post,
+            _ => Kind::Short,
+        },
+        RATED | PAUSED => match dice {
+            0..10 => Kind::Impatient,
             _ => Kind::Short,
         },
         _ => match dice {

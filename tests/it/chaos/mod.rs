@@ -1,5 +1,7 @@
 //! Chaos: real gateways on one Redis, a fault every few hundred ms, and a checker that reads the result.
 //!
+//! One key has a rate beside its limit. The upstream of another asks for pauses, and an operator ends some of them.
+//!
 //! A run has a seed, which decides its schedule of faults: the same seed gives the same schedule. What the clients meet
 //! still depends on the machine.
 
@@ -9,6 +11,7 @@ mod checker;
 mod history;
 mod load;
 mod memory;
+mod observer;
 mod plan;
 mod planted;
 mod proxy;
@@ -18,7 +21,7 @@ mod world;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -29,10 +32,10 @@ use tokio::task::{JoinHandle, JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::checker::Report;
-use self::history::{At, Fair, Kind, Recorder, Rules, Run, us};
-use self::load::{FEW, KEYS, LIMITS, LONG, Load, ONE};
+use self::history::{At, Fair, Kind, Rate, Recorder, Rules, Run, us};
+use self::load::{KEYS, LIMITS, Load, ONE, PAUSED, RATED, name, rule};
 use self::plan::{Planned, SLOTS, Shape, plan};
-use self::world::{LEASE, WAIT, World};
+use self::world::{LEASE, MAX_PAUSES, WAIT, World};
 use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway};
 use crate::support::redis::TestRedis;
@@ -63,12 +66,59 @@ struct Course {
     world: Arc<World>,
     load: Arc<Load>,
     stalls: JoinHandle<()>,
+    observer: JoinSet<()>,
+}
+
+/// The rates of the keys. Redis notes when it granted a permit with a rate, so the key with pauses has one, which is
+/// never used up, unless its permits are to be passed on.
+fn rates(reuse: usize) -> Vec<Option<Rate>> {
+    let window = us(Duration::from_secs(1));
+    let mut rates = vec![None; KEYS.len()];
+    rates[RATED] = Some(Rate { starts: 20, window });
+    rates[PAUSED] = (reuse == 0).then_some(Rate { starts: 1000, window });
+    rates
+}
+
+/// Ends some of the pauses, sooner or later after they began, until the load stops.
+async fn operate(course: &Course, seed: u64) {
+    let semaphore = course.world.redis.lock().await.semaphore();
+    let (recorder, mut rng, mut known) = (&course.recorder, Rng::with_seed(seed ^ 1), 0);
+    while !course.load.stop.load(Ordering::Relaxed) {
+        sleep(Duration::from_millis(10)).await;
+        let pauses = recorder.lock().pauses.len();
+        if pauses == known || rng.u8(..3) > 0 {
+            known = pauses;
+            continue;
+        }
+        sleep(Duration::from_millis(rng.u64(..400))).await;
+        let begin = recorder.now();
+        let index = {
+            let mut run = recorder.lock();
+            known = run.pauses.len();
+            run.resumes.push((begin, At::MAX));
+            run.resumes.len() - 1
+        };
+        // One that fails may have been carried out.
+        let _ = semaphore.resume(name(PAUSED)).await;
+        recorder.lock().resumes[index].1 = recorder.now();
+    }
+    semaphore.shutdown().await;
 }
 
 impl Course {
     async fn begin(shape: Shape, fair: Fair, reuse: usize) -> Self {
         let limits = LIMITS.to_vec();
-        let rules = Rules { limits, wait: us(WAIT), lease: us(LEASE), shape, fair, reuse };
+        let [.., longest] = MAX_PAUSES;
+        let rules = Rules {
+            limits,
+            rates: rates(reuse),
+            max_pause: us(longest),
+            wait: us(WAIT),
+            lease: us(LEASE),
+            shape,
+            fair,
+            reuse,
+        };
         let recorder = Arc::new(Recorder::new(rules));
         let world = World::start(Arc::clone(&recorder)).await;
         // Each gateway has a connection before it counts.
@@ -77,7 +127,7 @@ impl Course {
         for (_, address) in addresses.into_iter().flatten() {
             let number = "0";
             recorder.sent(warm_up());
-            let request = http::Request::get(format!("http://{address}/"));
+            let request = http::Request::get(format!("http://{address}/{}", rule(ONE)));
             let _ =
                 client.send(request.header("x-key", KEYS[ONE]).header("x-number", number)).await;
         }
@@ -89,8 +139,11 @@ impl Course {
             stop: AtomicBool::new(false),
             tenants: if fair == Fair::Arrival { 1 } else { TENANTS },
             bursts: reuse > 0,
+            next_pause: AtomicU64::new(u64::MAX),
         });
-        Self { recorder, world, load, stalls }
+        let urls = world.redis.lock().await.urls();
+        let observer = observer::observe(&recorder, urls);
+        Self { recorder, world, load, stalls, observer }
     }
 
     /// Carries out all faults, each at its time.
@@ -108,10 +161,10 @@ impl Course {
 
     /// Returns, after the last of the load has ended, what is left, and the whole history.
     async fn end(self, seed: u64) -> Run {
-        let Self { recorder, world, load, stalls } = self;
+        let Self { recorder, world, load, stalls, observer } = self;
         // A dead place in a semaphore that is not full is swept by no call, so all are filled once more.
         let mut rng = Rng::with_seed(seed);
-        let burst = [ONE, FEW, LONG].into_iter().flat_map(|key| [key; 12]).map(|key| {
+        let burst = (0..KEYS.len()).flat_map(|key| [key; 12]).map(|key| {
             let (load, mut rng) = (&load, rng.fork());
             async move { load.request(key, Kind::Short, &mut rng).await }
         });
@@ -119,18 +172,29 @@ impl Course {
 
         let redis = world.redis.lock().await;
         let until = Instant::now() + Duration::from_secs(8);
-        let mut empty = None;
-        while empty.is_none() && Instant::now() < until {
-            let keys = block_in_place(|| redis.keys());
-            empty = (keys == 0).then(|| recorder.now());
+        let rates = recorder.lock().rules.rates.clone();
+        let rated = |key: &String| {
+            (0..rates.len())
+                .any(|n| rates[n].is_some() && key.contains(&format!("{{{}}}", name(n))))
+        };
+        let (mut empty, mut forgotten, mut left) = (None, None, Vec::new());
+        while forgotten.is_none() && Instant::now() < until {
+            left = block_in_place(|| redis.left());
+            // It is remembered for an hour that pauses were ended.
+            left.retain(|key| key != "semaphore:{!overrides}:pauses");
+            if left.iter().all(&rated) {
+                empty = empty.or_else(|| Some(recorder.now()));
+            }
+            forgotten = left.is_empty().then(|| recorder.now());
             sleep(Duration::from_millis(10)).await;
         }
-        if empty.is_none() {
-            println!("left in Redis: {:?}", block_in_place(|| redis.left()));
+        if forgotten.is_none() {
+            println!("left in Redis: {left:?}");
         }
         stalls.abort();
+        drop(observer);
         let mut run = recorder.lock().clone();
-        run.empty = empty;
+        (run.empty, run.forgotten) = (empty, forgotten);
         let stays = run.requests.iter().flat_map(|request| &request.stays);
         run.in_flight_left = stays.filter(|stay| stay.to.is_none()).count();
         run
@@ -141,9 +205,12 @@ async fn run(shape: Shape, fair: Fair, reuse: usize, seed: u64, length: Duration
     println!("{shape:?}, {fair:?}, {reuse} with reuse, seed {seed}, {length:?} of faults");
     let course = Course::begin(shape, fair, reuse).await;
     let clients = course.load.start(seed);
-    course.faults(plan(shape, seed, length)).await;
-    sleep(CALM).await;
-    course.load.stop.store(true, Ordering::Relaxed);
+    let faults = async {
+        course.faults(plan(shape, seed, length)).await;
+        sleep(CALM).await;
+        course.load.stop.store(true, Ordering::Relaxed);
+    };
+    tokio::join!(faults, operate(&course, seed));
     join_all(clients).await.into_iter().for_each(Result::unwrap);
     course.end(seed).await
 }
@@ -156,6 +223,7 @@ fn warm_up() -> history::Request {
         kind: Kind::Short,
         work: 0,
         stream: 0,
+        later: false,
         sent: 0,
         stays: Vec::new(),
         head: None,
@@ -214,6 +282,9 @@ async fn short() {
     assert!(report.granted > 500, "{} granted", report.granted);
     assert!(report.compared > 100, "{} compared", report.compared);
     assert!(report.faults.len() >= 10, "{:?}", report.faults);
+    // The rate was used up, and a grant in a pause would have been found.
+    assert!(report.starts[0].count > 100 && report.starts[0].most >= 20, "{:?}", report.starts);
+    assert!(report.pauses.judged_ms > 100.0, "{:?}", report.pauses);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -221,6 +292,8 @@ async fn short_with_tenants() {
     let report = chaos(Shape::One, Fair::Each(2), 0, 5, Duration::from_secs(14)).await;
     assert!(report.granted > 300, "{} granted", report.granted);
     assert!(report.faults.len() >= 8, "{:?}", report.faults);
+    assert!(report.starts.iter().all(|starts| starts.count > 50), "{:?}", report.starts);
+    assert!(report.pauses.judged_ms > 100.0, "{:?}", report.pauses);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -244,6 +317,8 @@ async fn on_several(shape: Shape) {
     .await;
     assert!(report.granted > 300, "{} granted", report.granted);
     assert!(report.faults.len() >= 4, "{:?}", report.faults);
+    assert!(report.starts.iter().all(|starts| starts.count > 50), "{:?}", report.starts);
+    assert!(report.pauses.recorded > 0, "{:?}", report.pauses);
 }
 
 /// Found by seed 21: while the client reads nothing, no task polls the body for frames, so the body does not learn that

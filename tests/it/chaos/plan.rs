@@ -15,6 +15,9 @@ const HALF: Duration = Duration::from_secs(4);
 /// The time between two faults of the same gateway: starting a process takes a while.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// The longest delay of a link, in ms.
+pub(crate) const MOST_DELAY: u64 = 200;
+
 /// How Redis is run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) enum Shape {
@@ -187,7 +190,7 @@ fn extent(what: What, rng: &mut Rng) -> (Duration, u64) {
         _ => 0,
     };
     let strength = match what {
-        What::Delay => rng.u64(5..=200),
+        What::Delay => rng.u64(5..=MOST_DELAY),
         _ => rng.u64(..2),
     };
     (Duration::from_millis(lasts), strength)

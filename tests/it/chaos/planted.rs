@@ -1,5 +1,7 @@
 //! Tests of the checker with known histories: a clean one passes, and each planted fault is found.
 
+mod grants;
+
 use super::checker::{Report, check};
 use super::history::{At, End, Fair, Fault, Kind, Life, Request, Rules, Run, Stay, What};
 use super::plan::Shape;
@@ -13,6 +15,8 @@ fn clean() -> Run {
     let mut run = Run {
         rules: Rules {
             limits: vec![1, 2],
+            rates: vec![None, None],
+            max_pause: S,
             wait: 3 * S,
             lease: S,
             shape: Shape::One,
@@ -35,6 +39,7 @@ fn clean() -> Run {
     let last =
         run.requests.iter().filter_map(|request| request.end.as_ref()).map(|end| end.0).max();
     run.empty = last.map(|last| last + 50 * MS);
+    run.forgotten = run.empty;
     run
 }
 
@@ -46,6 +51,7 @@ fn request(key: usize, gateway: At, sent: At, from: At, to: At) -> Request {
         kind: Kind::Short,
         work: to - from,
         stream: 0,
+        later: false,
         sent,
         stays: vec![Stay { from, to: Some(to), whole: true }],
         head: Some((to + MS, 200)),

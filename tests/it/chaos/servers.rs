@@ -6,9 +6,10 @@ use std::time::Duration;
 use deadpool_redis::redis::Value;
 use tokio::task::block_in_place;
 use tokio::time::sleep;
+use tower_semaphore::Semaphore;
 
 use super::history::{At, Fault, Recorder, What};
-use super::load::KEYS;
+use super::load::{KEYS, name};
 use super::plan::{Planned, Shape};
 use crate::support::cluster::{MASTERS, TestCluster};
 use crate::support::redis::{TestRedis, server_binary};
@@ -68,14 +69,27 @@ impl Servers {
         self.all().iter().filter(|server| is_master(server))
     }
 
-    /// Returns the keys in all of them together; a server that does not answer has at least one.
-    pub(super) fn keys(&self) -> u64 {
-        self.masters().map(|server| server.try_command(&["DBSIZE"]).unwrap_or(1)).sum()
+    /// Returns what is left in them; what a server that does not answer has is unknown.
+    pub(super) fn left(&self) -> Vec<String> {
+        let left = |server: &TestRedis| {
+            let keys = server.try_command::<Vec<String>>(&["KEYS", "*"]);
+            keys.unwrap_or_else(|_| vec!["unknown".to_owned()])
+        };
+        self.masters().flat_map(left).collect()
     }
 
-    /// Describes what is left in them, for a reader.
-    pub(super) fn left(&self) -> Vec<String> {
-        self.masters().flat_map(|server| server.command::<Vec<String>>(&["KEYS", "*"])).collect()
+    /// Returns the URL of each.
+    pub(super) fn urls(&self) -> Vec<String> {
+        self.all().iter().map(TestRedis::url).collect()
+    }
+
+    /// Returns the semaphore of a process that no proxy stands before.
+    pub(super) fn semaphore(&self) -> Semaphore {
+        match self {
+            Self::One(redis) => redis.semaphore(),
+            Self::Cluster(cluster) => cluster.semaphore(),
+            Self::Sentinel(sentinel) => sentinel.semaphore(),
+        }
     }
 
     /// Returns the server that counts a key of the load.
@@ -235,10 +249,6 @@ fn is_well(cluster: &TestCluster) -> bool {
                 && owners(i).eq(first.iter().copied())
                 && is_in_step(node)
         })
-}
-
-fn name(key: usize) -> String {
-    format!("gateway:{}", KEYS[key])
 }
 
 /// Repeats a command until it is executed, because servers cut off their clients when they change roles.

@@ -1,15 +1,17 @@
 //! The world of a run: Redis, the gateways, the links between them, and their faults.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
+use tempfile::TempDir;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 
-use super::history::{At, Fair, Fault, Recorder, Rules, What};
-use super::load::{self, Addresses, KEYS, LIMITS};
+use super::history::{At, Fair, Fault, Rate, Recorder, Rules, What};
+use super::load::{self, Addresses, FEW, KEYS, LIMITS, LONG, ONE, PAUSED, RATED, rule};
 use super::plan::{Planned, SLOTS};
 use super::proxy::Proxy;
 use super::servers::Servers;
@@ -17,6 +19,9 @@ use crate::support::gateway::Gateway;
 
 pub(super) const WAIT: Duration = Duration::from_secs(3);
 pub(super) const LEASE: Duration = Duration::from_secs(1);
+/// How long the gateways pause at most, whatever the upstream says.
+pub(super) const MAX_PAUSES: [Duration; SLOTS] =
+    [Duration::from_millis(400), Duration::from_millis(700), Duration::from_millis(1000)];
 /// Redis, the gateways, and the links between them.
 pub(super) struct World {
     recorder: Arc<Recorder>,
@@ -24,8 +29,8 @@ pub(super) struct World {
     pub(super) addresses: Addresses,
     pub(super) redis: Arc<Mutex<Servers>>,
     slots: Vec<Slot>,
-    fair: Fair,
-    reuse: usize,
+    /// The configuration files of the gateways.
+    configs: TempDir,
 }
 
 struct Slot {
@@ -47,13 +52,48 @@ pub(super) enum Victim {
     Gateway(OwnedMutexGuard<Option<Running>>),
 }
 
+/// Returns the path of a gateway's configuration file.
+fn config(configs: &TempDir, slot: usize) -> PathBuf {
+    configs.path().join(format!("{slot}.toml"))
+}
+
+/// Returns the limits of a gateway. Those with a rate cannot pass permits on.
+fn contents(rules: &Rules, slot: usize) -> String {
+    let ms = |time: Duration| format!("{}ms", time.as_millis());
+    let mut all = format!("wait = \"{}\"\nlease = \"{}\"\n", ms(WAIT), ms(LEASE));
+    if rules.fair != Fair::Arrival {
+        all += "fair-by = \"header:x-tenant\"\n";
+    }
+    if let Fair::Each(each) = rules.fair {
+        all += &format!("each = {each}\n");
+    }
+    let limits = [ONE, FEW, LONG].map(|key| format!("{} = {}", KEYS[key], LIMITS[key])).join(", ");
+    let plain = format!("key = \"header:x-key\"\nlimit = 1\nlimit-for = {{ {limits} }}\n");
+    let rated = format!("limit = {}\n", LIMITS[RATED]);
+    let pause = ms(MAX_PAUSES[slot]);
+    let paused =
+        format!("limit = {}\npause-on = \"429\"\nmax-pause = \"{pause}\"\n", LIMITS[PAUSED]);
+    let mut contents = String::new();
+    for (key, own) in [(ONE, plain), (RATED, rated), (PAUSED, paused)] {
+        let name = rule(key);
+        contents += &format!("[[rule]]\nname = \"{name}\"\nprefix = \"/{name}\"\n{own}{all}");
+        if let Some(Rate { starts, window }) = rules.rates[key] {
+            contents += &format!("rate = \"{starts}/{}ms\"\n", window / 1000);
+        } else if slot < rules.reuse {
+            contents += "reuse = true\n";
+        }
+    }
+    contents
+}
+
 impl World {
     pub(super) async fn start(recorder: Arc<Recorder>) -> Arc<Self> {
-        let Rules { shape, fair, reuse, .. } = recorder.lock().rules.clone();
+        let rules = recorder.lock().rules.clone();
         let upstream = load::upstream(Arc::clone(&recorder)).await;
-        let redis = block_in_place(|| Servers::start(shape));
-        let mut slots = Vec::new();
-        for _ in 0..SLOTS {
+        let redis = block_in_place(|| Servers::start(rules.shape));
+        let (configs, mut slots) = (TempDir::new().unwrap(), Vec::new());
+        for slot in 0..SLOTS {
+            std::fs::write(config(&configs, slot), contents(&rules, slot)).unwrap();
             let (redis, proxy) = match redis.url() {
                 Some(url) => (url, None),
                 None => {
@@ -69,8 +109,7 @@ impl World {
             addresses: Arc::new(StdMutex::new([None; SLOTS])),
             redis: Arc::new(Mutex::new(redis)),
             slots,
-            fair,
-            reuse,
+            configs,
         });
         for slot in 0..SLOTS {
             let mut gateway = Arc::clone(&world.slots[slot].gateway).lock_owned().await;
@@ -81,21 +120,8 @@ impl World {
 
     async fn start_gateway(&self, slot: usize, to: &mut Option<Running>) -> usize {
         let redis = self.slots[slot].redis.clone();
-        let limits = KEYS.iter().zip(LIMITS).map(|(key, limit)| format!("{key}={limit}"));
-        let mut args: Vec<String> =
-            ["--redis", &redis, "--key", "header:x-key", "--limit", "1"].map(str::to_owned).into();
-        args.extend(limits.flat_map(|limit| ["--limit-for".to_owned(), limit]));
-        args.extend(["--wait", "3s", "--lease", "1s"].map(str::to_owned));
-        if self.fair != Fair::Arrival {
-            args.extend(["--fair-by", "header:x-tenant"].map(str::to_owned));
-        }
-        if let Fair::Each(each) = self.fair {
-            args.extend(["--each".to_owned(), each.to_string()]);
-        }
-        if slot < self.reuse {
-            args.push("--reuse".to_owned());
-        }
-        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        let config = config(&self.configs, slot);
+        let args = ["--redis", &redis, "--config", config.to_str().unwrap()];
         let process = block_in_place(|| Gateway::start(&self.upstream, &args));
         let address: SocketAddr = process.url().strip_prefix("http://").unwrap().parse().unwrap();
         let number = self.recorder.born();
