@@ -82,16 +82,16 @@ impl Run {
         is_soon || loss.what == What::Failover && all.flat_map(|g| self.frozen(g)).any(slept)
     }
 
-    /// Returns whether a process may grant in a pause at this time, because it cannot know of it yet, or because its
-    /// call was on its way before it knew.
-    fn may_not_know(&self, pause: &Pause, at: At) -> bool {
-        let message = MESSAGE + self.stalled(pause.written, at);
+    /// Returns whether a process may grant in a pause at some moment of this time, because it cannot know of it yet, or
+    /// because its call was on its way before it knew. Such a call grants to the waiting requests of all.
+    fn may_not_know(&self, pause: &Pause, (from, to): (At, At)) -> bool {
+        let message = MESSAGE + self.stalled(pause.written, from);
         let is_several = self.rules.shape != Shape::One;
         let mut faults = self.faults.iter().filter(|fault| !fault.what.is_harmless());
-        at < pause.written + message
+        from < pause.written + message
             || faults.any(|fault| {
                 let end = |late: At| fault.end.saturating_add(late);
-                let lasts = |late| overlap((fault.begin, end(late)), (pause.written, at + 1)) > 0;
+                let lasts = |late| overlap((fault.begin, end(late)), (pause.written, to + 1)) > 0;
                 // Else all knew before it.
                 let is_in_time = fault.begin < pause.written + message;
                 match fault.what {
@@ -101,10 +101,10 @@ impl Run {
                     // Its calls came in time, and the next process reads what is paused first.
                     What::KillGateway => false,
                     // A message, the question for what it is about with its answer, and a call before that.
-                    What::Delay => is_in_time && at < end(message + 3 * MOST_DELAY * MS),
+                    What::Delay => is_in_time && from < end(message + 3 * MOST_DELAY * MS),
                     // Nothing comes to Redis from a process that stands still, or is cut off, and what was held back
                     // comes in the end. A new connection reads what is paused first.
-                    _ => is_in_time && (fault.end..end(message)).contains(&at),
+                    _ => is_in_time && fault.end <= to && from < end(message),
                 }
             })
     }
@@ -229,7 +229,7 @@ impl Check<'_> {
                 pause.written <= grant.from
                     && grant.to + SLACK < pause.ends
                     && !run.is_resumed(pause, grant.to)
-                    && !run.may_not_know(pause, grant.from)
+                    && !run.may_not_know(pause, (grant.from, grant.to))
             };
             if let Some(pause) = pauses.iter().find(breaks) {
                 let text = format!(
@@ -243,7 +243,9 @@ impl Check<'_> {
         }
         let judged = |pause: &Pause| {
             let times = (pause.written..pause.ends.saturating_sub(SLACK)).step_by(10_000);
-            times.filter(|at| !run.is_resumed(pause, *at) && !run.may_not_know(pause, *at)).count()
+            times
+                .filter(|at| !run.is_resumed(pause, *at) && !run.may_not_know(pause, (*at, *at)))
+                .count()
         };
         let found = &mut self.report.pauses;
         found.recorded += pauses.len();

@@ -193,6 +193,13 @@ fn what_a_fault_held_back_may_be_granted_when_it_ends_and_not_later() {
         found("pause", |run| granted(run, what, 4900 * MS, 5950 * MS, 5700 * MS));
         found("pause", |run| granted(run, what, 5300 * MS, 5500 * MS, 5700 * MS));
     }
+    // At the upstream, it is not known whether it was before the end or after.
+    let came = |run: &mut Run, at| {
+        run.faults.push(fault(What::StallCut, Some(2), 4900 * MS, 5700 * MS));
+        run.requests.push(request(PAUSED, 1, at - 210 * MS, at, at + 30 * MS));
+    };
+    excused(|run| came(run, 5710 * MS));
+    found("pause", |run| came(run, 5690 * MS));
     excused(|run| granted(run, What::Delay, 4900 * MS, 5 * S, 5800 * MS));
     found("pause", |run| granted(run, What::Delay, 5300 * MS, 5800 * MS, 5700 * MS));
     excused(|run| granted(run, What::Cut, 5200 * MS, 5200 * MS, 5400 * MS));
