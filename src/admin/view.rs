@@ -65,16 +65,18 @@ struct RateUseView {
     starts: u32,
     window_ms: u64,
     smooth: bool,
+    is_of_place: bool,
     started: u64,
     opens_in_ms: Option<u64>,
 }
 
 impl From<RateUse> for RateUseView {
-    fn from(RateUse { rate, started, opens_in }: RateUse) -> Self {
+    fn from(RateUse { rate, is_of_place, started, opens_in }: RateUse) -> Self {
         Self {
             starts: rate.starts(),
             window_ms: ms(rate.window()),
             smooth: rate.is_smooth(),
+            is_of_place,
             started,
             // Rounded up: a start is allowed once it is over.
             opens_in_ms: opens_in.map(|left| ms(left + Duration::from_nanos(999_999))),

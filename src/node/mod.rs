@@ -425,11 +425,9 @@ impl Node {
     /// Removes an unused session.
     fn retire(&self, shared: &Arc<SharedSession>, now: Time) {
         if let Some(server) = self.sessions.retire(shared, now) {
-            let is_rate_set = self.overrides.of(shared.name()).rate.is_some();
             let state = shared.lock();
             if let Some(limit) = state.session.policy_limit() {
-                // That of the policy is not known while an operator's is in its place.
-                let rate = state.session.rate_in_force().filter(|_| !is_rate_set);
+                let rate = state.session.policy_rate();
                 self.counts.tallies.on_retired(shared.name(), limit, rate);
             }
             drop(state);

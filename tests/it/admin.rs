@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::json;
-use tower_semaphore::backend::{AfterLoss, RedisBackend};
+use tokio::runtime::Builder;
+use tower_semaphore::backend::{AfterLoss, MemoryBackend, RedisBackend};
 use tower_semaphore::operate::Mode;
 use tower_semaphore::{Ask, Feedback, Name, Policy, Semaphore};
 
@@ -122,7 +123,8 @@ async fn the_used_part_of_a_rate_is_shown() {
     drop(semaphore.acquire("x", &policy).await.unwrap());
     let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
     let rate = json!({
-        "starts": 2, "window_ms": 60_000, "smooth": false, "started": 1, "opens_in_ms": null,
+        "starts": 2, "window_ms": 60_000, "smooth": false, "is_of_place": false, "started": 1,
+        "opens_in_ms": null,
     });
     assert_eq!(seen["rate"], rate);
     let html = page(&server, "/page/x").await;
@@ -141,6 +143,55 @@ async fn the_used_part_of_a_rate_is_shown() {
     assert!(html.contains("set here, in place of policies; 2 started"), "{html}");
     assert!(html.contains("Clear rate"), "{html}");
     assert!(page(&server, "/page/").await.contains("rate 7/60s<"));
+}
+
+#[tokio::test]
+async fn a_rate_that_replaces_none_is_shown_as_such() {
+    let backend = MemoryBackend::new();
+    let (semaphore, other) = (Semaphore::new(backend.clone()), Semaphore::new(backend));
+    let server = window(&semaphore).await;
+    let _held = semaphore.acquire("x", &policy(2)).await.unwrap();
+    let rate = json!({ "starts": 7, "window_ms": 60_000 });
+    let set = ask(&server, Method::PUT, "/semaphores/x/rate", &rate.to_string()).await;
+    assert_eq!(set.0, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(set.1["detail"].as_str().unwrap().contains("has no rate"), "{}", set.1);
+    other.set_rate("x", 7, Duration::from_secs(60)).await.unwrap();
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    assert_eq!((&seen["rate"], &seen["set"]["rate"]), (&json!(null), &rate));
+    let html = page(&server, "/page/x").await;
+    assert!(html.contains("id=\"rate\">7 in 60s<"), "{html}");
+    assert!(html.contains("set here, but not in force: no known policy has a rate<"), "{html}");
+    assert!(html.contains("Clear rate") && !html.contains("Set rate"), "{html}");
+}
+
+/// One in 20 s is what six in 120 s, spread, are for each request.
+#[test]
+fn the_window_of_a_part_of_a_rate_is_not_that_of_a_new_one() {
+    let redis = TestRedis::start();
+    let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
+    let dead = runtime();
+    let _held = dead.block_on(async {
+        let policy = Policy::builder(9).rate(6, Duration::from_secs(120)).smooth().build();
+        redis.semaphore().acquire("x", &policy.unwrap()).await.unwrap()
+    });
+    // Its process answers no more.
+    drop(dead);
+    runtime().block_on(async {
+        let semaphore = redis.semaphore();
+        let server = window(&semaphore).await;
+        let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+        let rate = json!({
+            "starts": 1, "window_ms": 20_000, "smooth": false, "is_of_place": true, "started": 1,
+            "opens_in_ms": seen["rate"]["opens_in_ms"],
+        });
+        assert_eq!(seen["rate"], rate);
+        let html = page(&server, "/page/x").await;
+        assert!(html.contains("of a listed request, perhaps a part of a smooth rate; "), "{html}");
+        assert!(!html.contains("Set rate"), "{html}");
+        semaphore.set_rate("x", 3, Duration::from_secs(60)).await.unwrap();
+        let html = page(&server, "/page/x").await;
+        assert!(html.contains("data-window-ms=\"60000\""), "{html}");
+    });
 }
 
 #[tokio::test]

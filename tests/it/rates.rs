@@ -35,6 +35,7 @@ on_both! {
     an_inspection_of_the_fleet_tells_a_smooth_rate_as_the_policy_has_it
     a_rate_is_told_when_its_last_request_is_long_over
     an_operator_sets_a_rate_in_the_whole_fleet
+    a_rate_that_replaces_none_is_not_told_to_be_in_force
 }
 
 fn patient(limit: impl Into<Limit>) -> PolicyBuilder {
@@ -278,6 +279,38 @@ async fn a_rate_is_told_when_its_last_request_is_long_over(node: &dyn Fn() -> Se
     eventually("its record is gone", async || semaphore.health().semaphores == 0).await;
     let used = rate_of(&semaphore).await.unwrap();
     assert_eq!((Some(used.rate), used.started), (policy.rate(), 1));
+}
+
+async fn a_rate_that_replaces_none_is_not_told_to_be_in_force(node: &dyn Fn() -> Semaphore) {
+    let (own, operator) = (node(), node());
+    let policy = Policy::builder(9).build().unwrap();
+    let held = own.acquire("x", &policy).await.unwrap();
+    let error = own.set_rate("x", 7, 60 * SECOND).await.unwrap_err().to_string();
+    assert!(
+        error.ends_with("so nothing would be judged by 7/60s; set a rate in the policy first"),
+        "{error}"
+    );
+    assert_eq!(own.limit_of("x").await.unwrap().rate, None);
+    // This one does not know the policy.
+    operator.set_rate("x", 7, 60 * SECOND).await.unwrap();
+    let set = own.limit_of("x").await.unwrap().rate;
+    assert_eq!(set.map(|set| set.starts()), Some(7));
+    let seen = own.inspect("x").await.unwrap();
+    assert_eq!((seen.rate, seen.set.rate), (None, set));
+    assert_eq!(rate_of(&operator).await.map(|used| used.rate), set, "it may replace one");
+    // On a busy machine the answer may come too late.
+    eventually("the fleet is known to have none", async || {
+        operator.inspect_fleet("x").await.unwrap().rate.is_none()
+    })
+    .await;
+    drop(held);
+    eventually("its record is gone", async || own.health().semaphores == 0).await;
+    assert_eq!(rate_of(&own).await, None, "the last policy had none");
+    // Another policy may come.
+    own.set_rate("x", 8, 60 * SECOND).await.unwrap();
+    let rated = Policy::builder(9).rate(2, 60 * SECOND).build().unwrap();
+    let _held = own.acquire("x", &rated).await.unwrap();
+    assert_eq!(rate_of(&own).await.map(|used| used.rate.starts()), Some(8));
 }
 
 #[tokio::test]

@@ -102,6 +102,11 @@ impl Limits {
         self.overrides.in_place()
     }
 
+    /// The rate of the last request, if it has one.
+    pub(super) const fn rate_of_policy(&self) -> Option<Rate> {
+        self.rate
+    }
+
     /// The rate that an operator set in place of that of policies that have one.
     pub(super) const fn rate_of_operator(&self) -> Option<Rate> {
         self.overrides.rate

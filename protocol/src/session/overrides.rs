@@ -85,6 +85,12 @@ impl Session {
         self.limits.rate_in_force()
     }
 
+    /// The rate of the last request, whatever operators set.
+    #[must_use]
+    pub const fn policy_rate(&self) -> Option<Rate> {
+        self.limits.rate_of_policy()
+    }
+
     /// The limit of the last request, whatever operators set; `None`: no request has come, because a hint made this
     /// session.
     #[must_use]

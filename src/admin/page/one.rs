@@ -70,20 +70,27 @@ fn cause(cause: PauseCause) -> String {
 }
 
 /// The rate, and how much of it is used.
-fn rate_use(RateUse { rate, started, opens_in }: &RateUse, is_set: bool) -> Markup {
+fn rate_use(used: &RateUse, is_set: bool) -> Markup {
+    let RateUse { rate, is_of_place, started, opens_in } = used;
+    let note = html! {
+        @if is_set { "set here, in place of policies; " }
+        @else if *is_of_place { "of a listed request, perhaps a part of a smooth rate; " }
+        @if rate.is_smooth() { "spread over the window; " }
+        @else { (started) " started; " }
+        @match opens_in {
+            Some(left) => { "the next can start in " (seconds(*left)) }
+            None => "the next can start now",
+        }
+    };
+    rate_figure(*rate, &note)
+}
+
+fn rate_figure(rate: Rate, note: &Markup) -> Markup {
     html! {
         div {
             dt { "Rate" }
             dd #rate { (rate.starts()) " in " (format!("{:?}", rate.window())) }
-            dd.note #rate-use {
-                @if is_set { "set here, in place of policies; " }
-                @if rate.is_smooth() { "spread over the window; " }
-                @else { (started) " started; " }
-                @match opens_in {
-                    Some(left) => { "the next can start in " (seconds(*left)) }
-                    None => "the next can start now",
-                }
-            }
+            dd.note #rate-use { (note) }
         }
     }
 }
@@ -158,7 +165,10 @@ impl One<'_> {
                         @else { "no process that uses it responded" }
                     }
                 }
-                @if let Some(rate) = &seen.rate { (rate_use(rate, seen.set.rate.is_some())) }
+                @if let Some(used) = &seen.rate { (rate_use(used, seen.set.rate.is_some())) }
+                @else if let Some(set) = seen.set.rate {
+                    (rate_figure(set, &html! { "set here, but not in force: no known policy has a rate" }))
+                }
                 div { dt { "In use" } dd #in-use { (seen.in_use) } dd { (bar(seen.in_use, limit, "in use")) } }
                 div { dt { "Waiting" } dd #waiting { (seen.waiting) } }
                 div {
@@ -219,9 +229,15 @@ impl One<'_> {
             }
             (limit.limit("Permits, from 0 (none is granted) to 4294967295", self.limit()).render(None))
             @if set.limit.is_some() { (clear.render(None)) }
-            @if let Some(used) = &self.seen.rate { (self.rate_action(used.rate)) }
+            @if let Some(rate) = self.rate_to_replace() { (self.rate_action(rate)) }
             @if set.rate.is_some() { (self.clear_rate_action()) }
         }
+    }
+
+    /// The rate whose window a new one takes over. That of a place can be a part of the whole.
+    fn rate_to_replace(&self) -> Option<Rate> {
+        let used = self.seen.rate?;
+        self.seen.set.rate.or_else(|| (!used.is_of_place).then_some(used.rate))
     }
 
     fn rate_action(&self, rate: Rate) -> Markup {

@@ -12,6 +12,8 @@ use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
 use crate::node::Node;
+use crate::node::peers::PeerAnswer;
+use crate::node::tallies::Tally;
 use crate::protocol::session::Session;
 use crate::protocol::{Override, Rate};
 use crate::tenants::TenantOverride;
@@ -30,20 +32,37 @@ impl Node {
         limit.filter(|limit| *limit < u32::MAX)
     }
 
-    /// Returns the rate that an operator set or, without one, that of the policy in this process.
-    fn rate_in_force(&self, name: &str) -> Option<Rate> {
-        let own = self.read_session(name, Session::rate_in_force).flatten();
-        own.or_else(|| {
-            // Which policies it replaces is not known here.
-            let set = self.overrides.of(name).rate?;
-            Some(if set.of_cost(1).is_none() { set.spread() } else { set })
-        })
+    /// Returns whether this process uses the semaphore, with a policy without a rate.
+    pub(super) fn has_no_rate(&self, name: &str) -> bool {
+        let has_none = |session: &Session| {
+            session.policy_limit().is_some() && session.rate_in_force().is_none()
+        };
+        self.read_session(name, has_none).unwrap_or_default()
     }
 
-    /// Returns the rate of the policy that this process used last, if it does not use the semaphore now.
+    /// Returns the rate in force for the policy that this process uses.
+    fn rate_in_force(&self, name: &str) -> Option<Rate> {
+        self.read_session(name, Session::rate_in_force).flatten()
+    }
+
+    /// Returns the rate in force for the policy that this process used last, if it uses none now. One that an operator
+    /// set may replace that of a policy that is not known here.
     fn last_rate(&self, name: &str) -> Option<Rate> {
-        let is_in_use = self.read_session(name, |_| ()).is_some();
-        self.counts.tallies.of(name).rate.filter(|_| !is_in_use)
+        let Tally { limit, rate, .. } = self.counts.tallies.of(name);
+        let set = self.overrides.of(name).rate;
+        let Some(set) = set.filter(|_| limit.is_none() || rate.is_some()) else {
+            return rate;
+        };
+        let is_smooth = rate.is_some_and(Rate::is_smooth) || set.of_cost(1).is_none();
+        Some(if is_smooth { set.spread() } else { set })
+    }
+
+    /// Returns the rate in force, as far as this process can tell.
+    fn assumed_rate(&self, name: &str) -> Option<Rate> {
+        if self.has_no_rate(name) {
+            return None;
+        }
+        self.rate_in_force(name).or_else(|| self.last_rate(name))
     }
 
     /// Returns the holders and waiters of a semaphore.
@@ -61,6 +80,13 @@ impl Node {
         let (key, rate) = (self.backend().key(name), rate.and_then(|rate| rate.of_cost(1)));
         self.query(None, &key, |server| server.inspect(&key, most, rate)).await
     }
+}
+
+/// Returns the highest rate of these answers.
+fn highest<'a>(answers: impl Iterator<Item = &'a PeerAnswer>) -> Option<Rate> {
+    // Complete, so that it does not depend on the order of the answers.
+    let step = |rate: &Rate| (rate.window() / rate.starts(), rate.starts(), rate.is_smooth());
+    answers.filter_map(|answer| answer.rate).min_by_key(step)
 }
 
 impl Semaphore {
@@ -95,7 +121,7 @@ impl Semaphore {
     pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
         let (name, node) = (name.into(), self.running_node()?);
         let name = name.as_str();
-        let rate = node.rate_in_force(name).or_else(|| node.last_rate(name));
+        let rate = node.assumed_rate(name);
         let listing = node.inspect_rate(name, INSPECTED_MAX, rate).await?;
         Ok(Inspection::new(name, listing, rate, node, &self.tenants, &HashMap::new()))
     }
@@ -133,25 +159,19 @@ impl Semaphore {
     pub async fn inspect_fleet(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
         let (name, node) = (name.into(), self.running_node()?);
         let name = name.as_str();
-        let in_force = node.rate_in_force(name);
-        let mut rate = in_force.or_else(|| node.last_rate(name));
-        let mut listing = node.inspect_rate(name, INSPECTED_MAX, rate).await?;
+        let assumed = node.assumed_rate(name);
+        let mut listing = node.inspect_rate(name, INSPECTED_MAX, assumed).await?;
         let others = listing.places.iter().map(|(place, ..)| place);
         let others = others.filter(|place| place.node != node.id() && !place.poll_only);
         let others = others.map(|place| place.node).collect();
         let ask = |to| node.send_message(name, to, PeerMessage::AskHeld { by: node.id() });
         let answers = node.questions.ask(name, others, ask).await;
-        if in_force.is_none() {
-            // The highest; complete, so that it does not depend on the order of the answers.
-            let step =
-                |rate: &Rate| (rate.window() / rate.starts(), rate.starts(), rate.is_smooth());
-            let reported = answers.values().filter_map(|answer| answer.rate);
-            if let Some(reported) = reported.min_by_key(step) {
-                rate = Some(reported);
-                if listing.rate.map(|usage| usage.rate) != reported.of_cost(1) {
-                    listing = node.inspect_rate(name, INSPECTED_MAX, rate).await?;
-                }
-            }
+        // Without one of its own, this process can tell less than one that uses the semaphore.
+        let is_reported = answers.values().any(|answer| answer.limit.is_some());
+        let is_own = node.rate_in_force(name).is_some() || !is_reported;
+        let rate = if is_own { assumed } else { highest(answers.values()) };
+        if rate != assumed {
+            listing = node.inspect_rate(name, INSPECTED_MAX, rate).await?;
         }
         Ok(Inspection::new(name, listing, rate, node, &self.tenants, &answers))
     }

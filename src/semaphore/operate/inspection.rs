@@ -47,8 +47,8 @@ pub struct Inspection {
     /// The limit of the policy that this process used last, known some seconds after its last request: the best guess
     /// for a semaphore that is not in use. Kept for about a thousand semaphores, those that are counted most often.
     pub last_limit: Option<u32>,
-    /// How much of the rate is used. `None` if nothing tells that there is one: none is set, and none is known of a
-    /// policy or of a listed request.
+    /// How much of the rate is used. `None` if nothing tells that there is one: no policy that is known has a rate, nor
+    /// has a listed request. One that an operator [set](Override::rate) is then not in force, as far as is known.
     pub rate: Option<RateUse>,
     /// The processes that hold or wait for permits, and this one, by id.
     pub processes: Vec<ProcessUse>,
@@ -58,11 +58,13 @@ pub struct Inspection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RateUse {
-    /// The rate in force: the one that an operator set; else that of the policy in this process; else the highest that
-    /// another process [reported](Semaphore::inspect_fleet); else that of the policy that this process used last, which
-    /// is kept as [`last_limit`](Inspection::last_limit) is; else the one by which the listed request whose lease ends
-    /// last is judged, which is a part of a smooth rate.
+    /// The rate in force, where an operator's counts instead of a policy's: for the policy in this process; else the
+    /// highest that another process [reported](Semaphore::inspect_fleet); else for the policy that this process used
+    /// last, which is kept as [`last_limit`](Inspection::last_limit) is; else the one by which the listed request whose
+    /// lease ends last is judged. If no policy is known here, one that an operator set counts as in force.
     pub rate: Rate,
+    /// Whether `rate` is that of a listed request, because no policy is known: a part of the rate, if that is smooth.
+    pub is_of_place: bool,
     /// The number of starts in the window that ends now, by the backend's clock. Of a smooth rate these are the starts in
     /// the part of its window by which requests are judged: in the last 100 ms, if it is 600 in 60 s. May be higher than
     /// the rate, if that was lowered.
@@ -80,6 +82,7 @@ impl RateUse {
         };
         Self {
             rate: rate.unwrap_or_else(of_place),
+            is_of_place: rate.is_none(),
             started: usage.started,
             opens_in: usage.opens_at.map(|at| Duration::from_micros(at.saturating_sub(now_us))),
         }

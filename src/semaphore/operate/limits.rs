@@ -100,7 +100,8 @@ impl Semaphore {
     /// Sets the rate of `name`, which replaces that of its policy: in no window of this length do more requests start.
     /// Requests that wait keep their turns, and are judged by it at once.
     ///
-    /// It replaces only what is there: requests whose policy has no rate have none. It is spread over its window if the
+    /// It replaces only what is there: requests whose policy has no rate have none, and if that of the last request of
+    /// `name` in this process has none, this is an error. It is spread over its window if the
     /// rate of the policy is [smooth](crate::PolicyBuilder::smooth), or if it is more than 4000. Requests that already
     /// started count on. A request that costs more than a rate that is not spread is rejected.
     ///
@@ -112,8 +113,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// If the rate is 0, the window is not from 1 ms to 24 h, or more than 4000 requests may start in 10 ms; otherwise
-    /// as [`set_limit`](Self::set_limit). The limit and the rate of a name count as one name each.
+    /// If the rate is 0, the window is not from 1 ms to 24 h, more than 4000 requests may start in 10 ms, or this process
+    /// uses `name` without a rate; otherwise as [`set_limit`](Self::set_limit). The limit and the rate of a name count as one name each.
     ///
     /// # Cancel safety
     ///
@@ -146,6 +147,15 @@ impl Semaphore {
     ) -> Result<(), BackendError> {
         let rate = rate_in_place(starts, window);
         let rate = rate.map_err(|error| BackendError::call(error.to_string()))?;
+        let name = name.into();
+        if self.running_node()?.has_no_rate(name.as_str()) {
+            let text = format!(
+                "the policy of {:?} in this process has no rate, so nothing would be judged by {rate}; set a rate in the \
+                 policy first",
+                name.as_str()
+            );
+            return Err(BackendError::call(text));
+        }
         self.change(name, Change::Rate(Some(rate))).await
     }
 
