@@ -50,6 +50,8 @@ if count == 2 * most or count > 0 and tonumber(leases[count]) >= 1e13 then
     if at then
       starts = tonumber(string.sub(fair[i], at + 1, at + 3), 36)
       window = tonumber(string.sub(fair[i], at + 4, at + 11), 36)
+      -- Another program wrote the id.
+      if not (starts and window) then starts, window = 0, 0 end
     end
   end
 end

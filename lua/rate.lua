@@ -3,16 +3,34 @@
 -- A piece of the scripts, inserted where one has `--@rate`. It creates functions; so it is inserted after the path
 -- of an uncontended call.
 --
--- A grant leaves one member for each of its permits, which nothing but time takes out: neither a release nor the end of
--- a lease. Its score is -(seconds): these members have the lowest ranks, and the latest has rank 0. So the member of
--- rank (starts - cost) alone says whether the window of a place has room, and if not, from when on. Each place is judged
--- by its own window. A double holds these scores to a quarter of a us.
+-- A grant leaves one member for each of its permits, which nothing but time takes out: neither a release nor the end
+-- of a lease. Its score is -(seconds): these members have the lowest ranks, and the latest has rank 0. So the member
+-- of rank (starts - cost) alone says whether the window of a place has room, and if not, from when on. Each place is
+-- judged by its own window. A double holds these scores to a quarter of a us.
+--
+-- A start more than a second ahead counts for none: the clock has stepped back since, and it would keep others back
+-- until that time. One call takes out at most 500 members that are ahead or have left the window, and as many more as
+-- permits are asked for; later calls take out the rest.
 --
 -- Needs     key, now; opening_of, start, undo: declared
--- Leaves    opening_of(member, cost), which returns nil if the rate of this place allows so many permits now, or it has
---           none; else from when on it does, in us; math.huge: it never does. start(id): notes that the place is granted.
---           undo(ids): takes that back
--- Cost      of opening_of: 1 command, 2 more if grants have left the window; of start: 2, sometimes 3
+-- Leaves    opening_of(member, cost), which returns nil if the rate of this place allows so many permits now, or it
+--           has none; else from when on it does, in us; math.huge: it never does. start(id): notes that the place is
+--           granted. undo(ids): takes that back
+-- Cost      of opening_of: 1 command, 1 more if the window is full, 2 more if grants have left it, 3 more if any are
+--           ahead; of start: 2, sometimes 3
+
+local removable = 500
+local function forget(from, to)
+  local old = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', '0', math.min(removable, 4000))
+  if old[1] then removable = removable - redis.call('ZREM', key, unpack(old)) end
+  return #old
+end
+
+-- When the start of this rank leaves the window, in us; 0: there is none.
+local function end_of(rank, window)
+  local score = tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0)
+  return score < -33554432 and math.floor(-score * 1e6 + 0.5) + window or 0
+end
 
 function opening_of(member, cost)
   local at = string.find(member, '/', 13, true)
@@ -20,18 +38,15 @@ function opening_of(member, cost)
   local rank = tonumber(string.sub(member, at + 1, at + 3), 36) - cost
   if rank < 0 then return math.huge end
   local window = tonumber(string.sub(member, at + 4, at + 11), 36)
-  local score = tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0)
-  if score >= -33554432 then return nil end
-  local opening = math.floor(-score * 1e6 + 0.5) + window
+  removable = removable + cost
+  local opening = end_of(rank, window)
   if opening > now then
-    -- A start in the future: the clock has stepped back since. It would keep others back until that time.
-    local ahead = -now / 1e6 - 1
-    if tonumber(redis.call('ZRANGE', key, '0', '0', 'WITHSCORES')[2]) >= ahead then return opening end
-    redis.call('ZREM', key, unpack(redis.call('ZRANGEBYSCORE', key, '-inf', ahead, 'LIMIT', '0', '500')))
-    return opening_of(member, cost)
+    local before = string.format('(%.17g', -now / 1e6 - 1)
+    local ahead = redis.call('ZCOUNT', key, '-inf', before)
+    if ahead > 0 then opening = end_of(rank + ahead - forget('-inf', before), window) end
+    if opening > now then return opening end
   end
-  local over = redis.call('ZRANGEBYSCORE', key, (window - now) / 1e6, '(-33554432', 'LIMIT', '0', '500')
-  if over[1] then redis.call('ZREM', key, unpack(over)) end
+  if opening > 0 then forget((window - now) / 1e6, '(-33554432') end
   return nil
 end
 

@@ -446,6 +446,70 @@ fn an_inspection_counts_the_starts_of_a_window() {
     }
 }
 
+/// Of places with a rate that no process of this crate has written.
+#[test]
+fn an_inspection_passes_over_a_rate_that_is_no_number() {
+    let server = TestRedis::start();
+    let mut connection = connection(&server);
+    for id in ["00000000001:1/!!!00zq0zk0", "00000000001:2/0go!!!!!!!!", "00000000001:3/"] {
+        let _: u64 = server.command(&["ZADD", "semaphore:{x}", "99000000000000", id]);
+    }
+    let reply: Vec<Value> = invoke(&mut connection, "inspect", &["10", "0", "0"]);
+    assert_eq!(reply[4..8], [0, 0, 0, 0].map(Value::Int));
+    assert_eq!(reply.len(), 8 + 2 * 3 + 2 * 3, "and lists them");
+}
+
+/// The clock stepped back by an hour after a rate of 4,000 was used up.
+#[test]
+fn what_lies_ahead_after_a_step_of_the_clock_is_taken_out_in_parts() {
+    const AHEAD: usize = 4000;
+    let server = TestRedis::start();
+    let mut pipeline = redis::pipe();
+    for i in 0..AHEAD {
+        let score = seconds_ago(&server, -3600.0);
+        pipeline.cmd("ZADD").arg("semaphore:{x}").arg(score).arg(format!("r:{i}")).ignore();
+    }
+    // Two counted before, by the clock as it is now.
+    for i in 0..2 {
+        let score = seconds_ago(&server, 10.0);
+        pipeline.cmd("ZADD").arg("semaphore:{x}").arg(score).arg(format!("r::{i}")).ignore();
+    }
+    let mut connection = connection(&server);
+    let _: () = pipeline.query(&mut connection).unwrap();
+    let node = "00000000001";
+    // In a minute three of them, or two.
+    let id = |n: usize, starts: usize| format!("{node}:{n}/00{starts}000zq0ao.000000100000001");
+    let mut acquire = |n: usize, starts: usize| {
+        let place = id(n, starts);
+        let arguments = ["10", "0", "0", "5000", "-1", "200", "1", node, "0", "0", &place];
+        let reply: Value = invoke(&mut connection, "acquire", &arguments);
+        let count: usize = server.command(&["ZCARD", "semaphore:{x}"]);
+        (reply, count)
+    };
+    let mut before = AHEAD + 2;
+    let (reply, after) = acquire(1, 2);
+    let Value::Array(of_refused) = reply else { panic!("{reply:?}") };
+    assert_eq!(of_refused[4], Value::Int(-5), "two have started: {of_refused:?}");
+    let Value::Int(opens_in) = of_refused[1] else { panic!("{of_refused:?}") };
+    assert!((-50_000..=-49_000).contains(&opens_in), "{opens_in}");
+    let taken = before - after;
+    assert!((400..=WORK_MAX + 2).contains(&taken), "{taken} in one call");
+    before = after;
+    let (reply, after) = acquire(2, 3);
+    assert!(matches!(reply, Value::Int(_)), "the third: {reply:?}");
+    let taken = before + 3 - after;
+    assert!((400..=WORK_MAX + 2).contains(&taken), "{taken} in one call");
+    let mut left = after;
+    let calls = (3..).find(|n| {
+        let (_, count) = acquire(*n, 3);
+        let is_done = count == left;
+        left = count;
+        is_done
+    });
+    assert!(calls < Some(15), "{calls:?}");
+    assert_eq!(left, 2 + 3, "two starts and a place with its own");
+}
+
 #[test]
 fn calls_of_tenants_cost_what_the_headers_say() {
     let server = TestRedis::start();
@@ -530,15 +594,23 @@ fn queue_up(server: &TestRedis, dead: Dead, count: u64, behind: &[&str]) {
     let _: () = pipeline.query(&mut connection(server)).unwrap();
 }
 
-/// Calls a script. Returns its reply, and how many members the semaphore has then.
-fn call(connection: &mut redis::Connection, name: &str, arguments: &[&str]) -> (Vec<Value>, usize) {
+fn invoke<T: FromRedisValue>(
+    connection: &mut redis::Connection,
+    name: &str,
+    arguments: &[&str],
+) -> T {
     let script = script(name);
     let mut call = script.prepare_invoke();
     call.key("semaphore:{x}");
     arguments.iter().for_each(|argument| {
         call.arg(*argument);
     });
-    let reply = call.invoke(connection).unwrap();
+    call.invoke(connection).unwrap()
+}
+
+/// Calls a script. Returns its reply, and how many members the semaphore has then.
+fn call(connection: &mut redis::Connection, name: &str, arguments: &[&str]) -> (Vec<Value>, usize) {
+    let reply = invoke(connection, name, arguments);
     (reply, redis::cmd("ZCARD").arg("semaphore:{x}").query(connection).unwrap())
 }
 

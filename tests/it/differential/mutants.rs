@@ -270,7 +270,7 @@ const RATE_MUTANTS: [(&str, &str, &str); 30] = [
     ("rate", "  if rank < 0 then return math.huge end\n", ""),
     ("rate", "+ 0.5) + window", "+ 0.5)"),
     ("rate", ", 36) - cost", ", 36) - 1"),
-    ("rate", "key, (window - now) / 1e6, '(-33554432'", "key, '-inf', '(-33554432'"),
+    ("rate", "forget((window - now) / 1e6", "forget('-inf'"),
     ("rate", "PTTL', key) < window / 1000 + 1 then", "PTTL', key) < 0 then"),
     ("rate", "members[i] = i .. 'r' .. number end", "break end"),
     ("promote", "not never and (opens or in_use", "not never and (in_use"),
