@@ -1,7 +1,8 @@
 -- overrides: read all overrides, revocations and pauses, unless the caller knows them. Reads only.
 --
 -- KEYS[1]   <prefix>:{!overrides}         hash  see override.lua
--- KEYS[2]   <prefix>:{!overrides}:pauses  hash  see pause.lua. While their slot migrates, each is read alone, as KEYS[1]
+-- KEYS[2]   <prefix>:{!overrides}:pauses  hash  see pause.lua. While their slot migrates, each is read alone, as
+--                                               KEYS[1]
 -- ARGV[1]   known       the sum of the versions that the caller knows; 0 for none; `-`: read in any case
 --
 -- Returns   1 if that is the current sum; else the time, in ms, and for each hash a list of field, value ..., which

@@ -9,8 +9,8 @@
 -- granted. In a cluster, receivers cannot be counted.
 --
 -- A head costs its permits of the budget that the sweep left, and a message 4 more. Promotion stops when the budget is
--- spent: 100,000 dead waiters in one call took 1.6 s, 500 take 4 ms at most. If a permit is free then and a place waits,
--- the reply tells the caller to call again; until then newcomers queue, or are refused.
+-- spent: 100,000 dead waiters in one call took 1.6 s, 500 take 4 ms at most. If a permit is free then and a place
+-- waits, the reply tells the caller to call again; until then newcomers queue, or are refused.
 --
 -- Each head is judged by the limit in its id, and all that wait do so behind it: passing over a head would starve the
 -- lower limit, or the larger cost. A call that frees permits goes on past its own limit, because the head may have a

@@ -1,7 +1,7 @@
 -- reassert: renew places that a renewal found gone, with proof. The proof is the last score that Redis gave the place.
--- A lease end in the future shows that Redis lost a permit that is in use: it is counted again, for its tenant, too, and
--- even past the limit. A ticket gives a waiting place its old turn in the queue, under a new id and however long the
--- queue is. Members: see acquire.lua.
+-- A lease end in the future shows that Redis lost a permit that is in use: it is counted again, for its tenant, too,
+-- and even past the limit. A ticket gives a waiting place its old turn in the queue, under a new id and however long
+-- the queue is. Members: see acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
