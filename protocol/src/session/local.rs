@@ -106,30 +106,31 @@ impl LocalQueue {
 impl Session {
     /// While the process's own share has free permits, grants them to the places that wait for one, by their turns.
     pub(super) fn admit_local(&mut self, now: Time) {
-        self.expire_local_starts(now);
+        self.expire_own_starts(now);
         while let Some(queue) = &mut self.outage {
             queue.settle(&self.places, now);
             let Some(index) = queue.next() else { return };
             let Some(place) = self.places.get(index) else { return };
             if self.exceeds_share(place) {
                 self.fail(index, now);
-            } else if self.has_share(place) {
+            } else if self.has_share(place, now) {
                 // It leaves the queue.
                 self.admit(index, now);
             } else {
-                self.next_local_start().into_iter().for_each(|at| self.want(at));
+                let next = self.next_local_start(place, now);
+                next.into_iter().for_each(|at| self.want(at));
                 return;
             }
         }
     }
 
     /// Whether the policy lets this request pass too.
-    pub(super) fn has_share(&self, place: &Place) -> bool {
+    pub(super) fn has_share(&self, place: &Place, now: Time) -> bool {
         let share = self.share_of(place.options.on_unavailable);
         let is_local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
         let is_capped = is_local
             && place.options.claim.is_some_and(|claim| self.counts.tenants().exceeds_each(claim));
-        let is_over_rate = self.exceeds_rate_of_share(place);
+        let is_over_rate = self.exceeds_rate_of_share(place, now);
         !is_capped
             && !is_over_rate
             && self.counts.in_flight().saturating_add(u64::from(place.cost())) <= share

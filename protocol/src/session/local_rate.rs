@@ -9,12 +9,25 @@ use super::place::Place;
 use crate::bound_rate::BoundRate;
 use crate::time::Time;
 
-/// The grants of the process's own share that count for a rate. They count on when the backend is back and fails again.
+/// The last grants of requests that have a share and a rate: those of the share, which count on when the backend is back
+/// and fails again, and those of the backend. So a process whose part of the rate was used just before the backend failed
+/// does not use it twice.
+///
+/// As in the ledger, each is judged by the window of the place that asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct LocalStarts {
-    /// Until when each counts, and for how many. The first to end is the first.
-    ends: VecDeque<(Time, u32)>,
-    count: u64,
+pub(super) struct OwnStarts {
+    /// In the order of their times.
+    by_time: VecDeque<Start>,
+    /// The permits of all.
+    count: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Start {
+    at: Time,
+    cost: u32,
+    /// When it leaves the window of its own place.
+    end: Time,
 }
 
 /// As much of a rate as a share is of the limit.
@@ -46,51 +59,79 @@ impl Part {
     }
 }
 
-impl LocalStarts {
+impl OwnStarts {
+    fn push(&mut self, start: Start) {
+        self.by_time.push_back(start);
+        self.count += start.cost;
+        // The latest of these are all that any rate asks for.
+        self.forget(|first, count| count - first.cost >= BoundRate::STARTS_MAX);
+    }
+
     fn expire(&mut self, now: Time) {
-        while let Some((_, cost)) = self.ends.front().filter(|(end, _)| now >= *end) {
-            self.count -= u64::from(*cost);
-            self.ends.pop_front();
+        self.forget(|first, _| first.end <= now);
+    }
+
+    fn forget(&mut self, is_over: impl Fn(&Start, u32) -> bool) {
+        while let Some(first) = self.by_time.front().filter(|first| is_over(first, self.count)) {
+            self.count -= first.cost;
+            self.by_time.pop_front();
         }
+    }
+
+    /// Those that count for this part, the latest first: until when, and for how many.
+    fn counting<'a>(&'a self, part: &'a Part, now: Time) -> impl Iterator<Item = (Time, u32)> + 'a {
+        let starts = self.by_time.iter().rev();
+        let ends = starts.map(|start| (start.at + part.counts_for(start.cost), start.cost));
+        ends.filter(move |(end, _)| now < *end)
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.by_time.len()
     }
 }
 
 impl Session {
-    /// Forgets the local starts that do not count any more.
-    pub(super) fn expire_local_starts(&mut self, now: Time) {
-        if let Some(starts) = &mut self.local_starts {
+    /// Forgets the starts that do not count any more.
+    pub(super) fn expire_own_starts(&mut self, now: Time) {
+        if let Some(starts) = &mut self.own_starts {
             starts.expire(now);
-            if starts.ends.is_empty() {
-                self.local_starts = None;
+            if starts.by_time.is_empty() {
+                self.own_starts = None;
             }
         }
     }
 
-    /// When the next local start stops counting.
-    pub(super) fn next_local_start(&self) -> Option<Time> {
-        let (at, _) = self.local_starts.as_ref()?.ends.front()?;
-        Some(*at)
+    /// Until when the earliest start is remembered.
+    pub(super) fn own_start_kept_until(&self) -> Option<Time> {
+        Some(self.own_starts.as_ref()?.by_time.front()?.end)
     }
 
-    /// Notes that a place is admitted by policy.
-    pub(super) fn start_locally(&mut self, index: usize, now: Time) {
+    /// When the part of the rate next allows a place more that it does not allow now.
+    pub(super) fn next_local_start(&self, place: &Place, now: Time) -> Option<Time> {
+        let (part, starts) = self.part_of(place).zip(self.own_starts.as_ref())?;
+        starts.counting(&part, now).map(|(end, _)| end).min()
+    }
+
+    /// Notes that a place is granted.
+    pub(super) fn note_start(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
         let (Some(part), cost) = (self.part_of(place), place.cost()) else { return };
-        let until = now + part.counts_for(cost);
-        let starts = self.local_starts.get_or_insert_default();
-        // A start by a longer window, of another policy or of a rate that an operator set, can end later than this one.
-        let at = starts.ends.partition_point(|(end, _)| *end <= until);
-        starts.ends.insert(at, (until, cost));
-        starts.count += u64::from(cost);
+        let start = Start { at: now, cost, end: now + part.counts_for(cost) };
+        self.own_starts.get_or_insert_default().push(start);
     }
 
     /// Whether the share's part of the rate is used up.
-    pub(super) fn exceeds_rate_of_share(&self, place: &Place) -> bool {
-        let Some((part, starts)) = self.part_of(place).zip(self.local_starts.as_ref()) else {
+    pub(super) fn exceeds_rate_of_share(&self, place: &Place, now: Time) -> bool {
+        let Some((part, starts)) = self.part_of(place).zip(self.own_starts.as_ref()) else {
             return false;
         };
-        let (cost, most) = (u64::from(place.cost()), part.starts());
-        if cost > most { starts.count > 0 } else { starts.count + cost > most }
+        let room = part.starts().saturating_sub(place.cost().into());
+        let mut counted = 0;
+        starts.counting(&part, now).any(|(_, cost)| {
+            counted += u64::from(cost);
+            counted > room
+        })
     }
 
     fn part_of(&self, place: &Place) -> Option<Part> {

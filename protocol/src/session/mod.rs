@@ -49,7 +49,7 @@ use self::counts::Counts;
 use self::joins::Joins;
 use self::limits::Limits;
 use self::local::LocalQueue;
-use self::local_rate::LocalStarts;
+use self::local_rate::OwnStarts;
 use self::movement::Movement;
 pub use self::options::{AcquireOptions, OnUnavailable};
 use self::place::State;
@@ -84,8 +84,8 @@ pub struct Session {
     reuse: Reuse,
     /// In an outage: the places that wait for a share of the process's own.
     outage: Option<LocalQueue>,
-    /// What that share has started lately.
-    local_starts: Option<Box<LocalStarts>>,
+    /// What requests with a share have started lately.
+    own_starts: Option<Box<OwnStarts>>,
     quarantine: Quarantine,
     movement: Movement,
 
@@ -171,7 +171,7 @@ impl Session {
             limits: Limits::default(),
             reuse: Reuse::default(),
             outage: is_outage.then(LocalQueue::new),
-            local_starts: None,
+            own_starts: None,
             quarantine: connected.quarantine,
             movement: Movement::default(),
             joins: Joins::default(),

@@ -127,10 +127,10 @@ impl Session {
         if !place.is_joining() && !place.is_waiting() {
             return;
         }
-        self.expire_local_starts(now);
+        self.expire_own_starts(now);
         let Some(place) = self.places.get(index) else { return };
         let (policy, may_wait) = (place.options.on_unavailable, place.options.max_queue.is_some());
-        if self.has_share(place) {
+        if self.has_share(place, now) {
             self.admit(index, now);
         } else if matches!(policy, OnUnavailable::Local(_))
             && !may_wait
@@ -159,7 +159,7 @@ impl Session {
             place.acked = now;
         }
         self.reuse.handle_admission();
-        self.start_locally(index, now);
+        self.note_start(index, now);
         self.set(index, State::Admitted { announced: Sent::No });
         self.events.push(Event::Admitted(index));
         if !self.is_outage() {

@@ -26,7 +26,7 @@ impl Session {
             self.expire(index, now);
         }
         self.release_idle(now);
-        self.expire_local_starts(now);
+        self.expire_own_starts(now);
         let idle_until = self.idle_until(now);
         if now < idle_until {
             self.want(idle_until);
@@ -136,13 +136,13 @@ impl Session {
     }
 
     /// Until when the session is kept though it is unused; in an outage, until what was released just before it can do
-    /// no harm, and what its own share has started counts no more.
+    /// no harm, and what it has started counts no more.
     pub(super) fn idle_until(&self, now: Time) -> Time {
         if !self.is_outage() {
             return self.audit.kept_until(IDLE, now);
         }
         let until = self.audit.kept_until(self.limits.longest_lease().max(IDLE), now);
-        self.next_local_start().map_or(until, |start| start.max(until))
+        self.own_start_kept_until().map_or(until, |end| end.max(until))
     }
 
     /// Has [`handle_timeout`](Self::handle_timeout) called then, or earlier.

@@ -267,6 +267,70 @@ fn a_share_of_the_limit_has_the_same_part_of_the_rate() {
     assert_eq!(rig.progress(waits), Progress::Admitted);
 }
 
+const DAY: u64 = 24 * 3600 * 1000;
+
+fn shared(share: u32, starts: u32, window_ms: u64) -> AcquireOptions {
+    AcquireOptions { on_unavailable: OnUnavailable::Local(share), ..rated(starts, window_ms) }
+}
+
+/// As when an operator's rate of one a day is cleared in an outage.
+#[test]
+fn a_start_of_a_share_counts_for_the_window_of_the_place_that_asks() {
+    let mut rig = outage(4);
+    let first = rig.request_with(shared(4, 1, DAY));
+    assert_eq!(rig.progress(first), Progress::Admitted);
+    rig.leave(first);
+    rig.pass(300);
+    let next = rig.request_with(shared(4, 1, 1000));
+    rig.pass(690);
+    assert_eq!(rig.progress(next), Progress::Waiting);
+    rig.pass(20);
+    assert_eq!(rig.progress(next), Progress::Admitted);
+    rig.leave(next);
+    let day = rig.request_with(shared(4, 2, DAY));
+    rig.pass(60_000);
+    assert_eq!(rig.progress(day), Progress::Waiting, "both count for the day");
+}
+
+#[test]
+fn a_share_remembers_no_more_starts_than_a_window_can_have() {
+    let mut rig = outage(4);
+    let first = rig.request_with(shared(4, 1, DAY));
+    rig.leave(first);
+    let mut known = 0;
+    for _ in 0..2 * BoundRate::STARTS_MAX {
+        let index = rig.request_with(shared(4, 4, 1));
+        assert_eq!(rig.progress(index), Progress::Admitted);
+        rig.leave(index);
+        known = known.max(rig.session.own_starts.as_ref().map_or(0, |starts| starts.len()));
+        rig.pass(1);
+    }
+    assert_eq!(known, BoundRate::STARTS_MAX as usize);
+}
+
+#[test]
+fn what_the_backend_granted_lately_counts_against_the_part_of_a_share() {
+    let mut rig = Rig::new(4);
+    let of = || shared(2, 8, 1000);
+    for _ in 0..3 {
+        let index = rig.request_with(of());
+        rig.settle();
+        assert_eq!(rig.progress(index), Progress::Held);
+        rig.leave(index);
+        rig.settle();
+    }
+    rig.pass(500);
+    rig.session.handle_unreachable(rig.now());
+    let all = [(); 3].map(|()| rig.request_with(of()));
+    assert_eq!(rig.progress(all[0]), Progress::Admitted, "the fourth of its part");
+    rig.leave(all[0]);
+    assert_eq!(waiting(&mut rig, &all[1..]), 2);
+    rig.pass(490);
+    assert_eq!(waiting(&mut rig, &all[1..]), 2);
+    rig.pass(20);
+    assert_eq!(waiting(&mut rig, &all[1..]), 0);
+}
+
 #[test]
 fn the_queue_of_requests_without_a_tenant_is_as_long_as_it_says() {
     let mut rig = Rig::new(100);
