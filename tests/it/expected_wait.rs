@@ -16,17 +16,19 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{ConcurrencyLimitBuilder, Refusal, RefusalReason, WaitBudget};
+use tower_semaphore::operate::TenantChange;
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, Permit, Policy, RejectReason, Rejected, Semaphore,
 };
 
-use crate::support::on_both;
 use crate::support::semaphore::{rejection, waiting};
+use crate::support::{eventually, on_both};
 
 on_both! {
     a_refusal_tells_how_many_were_ahead_and_how_long_it_takes
     what_a_process_has_not_seen_it_does_not_tell
     who_would_wait_in_vain_is_refused_at_once
+    a_tenant_that_is_changed_ends_what_was_seen
 }
 
 /// How long each permit is held.
@@ -88,6 +90,22 @@ async fn what_a_process_has_not_seen_it_does_not_tell(node: &dyn Fn() -> Semapho
     let rejected = refused(&other, Duration::from_millis(20)).await;
     assert_eq!((rejected.ahead(), rejected.expected_wait()), (Some(0), None), "none of its own");
     drop(held);
+}
+
+async fn a_tenant_that_is_changed_ends_what_was_seen(node: &dyn Fn() -> Semaphore) {
+    let (one, operator) = (node(), node());
+    for change in [TenantChange::new().weight(3), TenantChange::new().limit(4)] {
+        let held = moving(&one, EACH).await;
+        assert!(refused(&one, Duration::ZERO).await.expected_wait().is_some());
+        operator.set_tenant("other", "acme", change).await.unwrap();
+        assert!(refused(&one, Duration::ZERO).await.expected_wait().is_some());
+        operator.set_tenant("x", "acme", change).await.unwrap();
+        eventually("nothing is told", async || {
+            refused(&one, Duration::ZERO).await.expected_wait().is_none()
+        })
+        .await;
+        drop(held);
+    }
 }
 
 async fn who_would_wait_in_vain_is_refused_at_once(node: &dyn Fn() -> Semaphore) {

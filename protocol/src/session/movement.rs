@@ -20,7 +20,8 @@ use crate::time::Time;
 const SAMPLES_MAX: usize = 16;
 /// Fewer say nothing.
 const SAMPLES_MIN: u32 = 5;
-/// Older ones say nothing.
+/// Older ones say nothing. Until then, or for as many grants as count, those of a process that was frozen meanwhile tell
+/// too long a wait: a call that comes late does not tell a freeze from a server that answers slowly, whose waits are true.
 const AGE_MAX: Duration = Duration::from_secs(30);
 /// The lines that have samples; beyond it, the one with the oldest is forgotten.
 const LINES_MAX: usize = 8;

@@ -35,6 +35,11 @@ impl Session {
         self.admit_local(now);
     }
 
+    /// An operator set the cap or the weight of a tenant, for requests that come from now on.
+    pub fn handle_tenant_override(&mut self, now: Time) {
+        self.movement.handle_change(now);
+    }
+
     /// Grants nothing before `until`, whatever else is set; `None` ends that. Requests in flight go on, and those that
     /// wait keep their turns.
     pub fn handle_pause(&mut self, until: Option<Time>, now: Time) {

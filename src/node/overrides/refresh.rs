@@ -31,6 +31,8 @@ use crate::node::shared_session::{SharedSession, no_answer};
 use crate::node::{Node, Server};
 use crate::policy::ANSWER_TIMEOUT;
 use crate::protocol::Time;
+use crate::protocol::session::Session;
+use crate::tenants::tenant_of_field;
 
 /// A question, with the sessions that wait for its answer.
 pub(crate) struct Refresh {
@@ -154,6 +156,11 @@ impl Node {
         for name in &news.names {
             if let Some(shared) = self.sessions.get(name) {
                 self.apply_overrides(&shared, now);
+            }
+            let of_tenant =
+                tenant_of_field(name).and_then(|(of, _)| self.sessions.get(of.as_str()));
+            if let Some(shared) = of_tenant {
+                self.act(&shared, now, Session::handle_tenant_override);
             }
         }
         for (id, name) in &news.revoked {
