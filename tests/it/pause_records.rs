@@ -338,6 +338,32 @@ mod in_redis {
         .await;
     }
 
+    /// As after a failover to a server without the data, whose clock is behind.
+    #[tokio::test]
+    async fn a_resume_right_after_a_loss_ends_a_pause_though_the_clock_is_behind() {
+        let server = TestRedis::start();
+        let [seconds, _] = server.command::<[u64; 2]>(&["TIME"]);
+        let version = ((seconds + 3600) * 1_000_000).to_string();
+        let _: u64 = server.command(&["HSET", PAUSES, "@", &version]);
+        let (own, operator) = (server.semaphore(), server.semaphore());
+        drop(take(&operator, "x").await);
+        take(&own, "x").await.feedback(Feedback::Backoff(LONG));
+        is_paused(&operator, "x").await;
+        eventually("its own process has read the record", async || {
+            let is_there = is_recorded(&server, "x");
+            own.overrides().await.unwrap();
+            is_there
+        })
+        .await;
+        // Nobody reads while nothing is there.
+        let _: u64 = server.command(&["DEL", PAUSES]);
+        operator.resume("x").await.unwrap();
+        for node in [&operator, &own] {
+            is_granted(node, "x").await;
+        }
+        brings_nothing_back(&server, &own, &operator).await;
+    }
+
     /// As after the server's clock stepped back.
     #[tokio::test]
     async fn no_record_pauses_for_longer_than_a_pause_may_last() {

@@ -15,10 +15,11 @@
 //! record that is missing ends nothing: the server lost it, or has no room for it. Each process that knows the pause
 //! sends its record again, and the first of them restores it for all.
 //!
-//! *What a resume ends.* Each pause remembers the version of the server's pauses that this process had read when the pause
-//! was asked for, or last read. A resume is a record with a version, too, and ends the pauses with lower ones: here when
-//! they are read, and at the server when they are sent. No clock is compared, so neither a repeat nor a process that was
-//! cut off brings a pause back.
+//! *What a resume ends.* A resume is a record, too, with the version of the server's pauses at which it was written. Here
+//! it ends the pause that is known when it is first read, whatever its version: after a loss of data versions may begin
+//! below those before it. At the server it ends the pauses that are sent with a lower version: each pause remembers the
+//! one that this process had read when it was asked for, or last read. No clock is compared, so neither a repeat nor a
+//! process that was cut off brings a pause back.
 //!
 //! *What is bounded.* One record of a process is in flight; after one that was refused, or not answered, none is sent for
 //! [`RETRY`]. A process knows at most [`KNOWN_MAX`] pauses, and forgets them when they end, whether the server answers or
@@ -243,7 +244,8 @@ impl Pauses {
         let Self { known, unsent, .. } = self;
         let (old, new) = (reading.old, reading.new);
         for (name, resumed) in &new.resumed {
-            if known.get(name).is_some_and(|pause| pause.seen < *resumed) {
+            let is_news = old.resumed.get(name) != Some(resumed);
+            if is_news && known.contains_key(name) {
                 known.remove(name);
                 unsent.remove(name);
                 changed.insert(Arc::clone(name));

@@ -181,6 +181,28 @@ fn a_record_that_was_lost_is_sent_again_and_is_no_longer() {
     assert!(rig.left("y").is_some() && !rig.pauses.has_unsent());
 }
 
+/// Nobody read while nothing was there, as in a failover.
+#[test]
+fn a_resume_right_after_a_loss_counts_though_the_clock_is_behind() {
+    let mut rig = Rig::default();
+    rig.ask("x", MINUTE);
+    rig.send(Outcome::Recorded);
+    rig.read();
+    rig.server = Overrides::default();
+    let before = rig.now;
+    rig.now = Time::ZERO;
+    rig.set("x", Change::Resume);
+    rig.now = before;
+    assert_eq!(rig.read(), ["x"]);
+    assert!(rig.left("x").is_none() && !rig.pauses.has_unsent());
+    // What the upstream says after that counts, and the next reading has the same resume.
+    rig.ask("x", MINUTE);
+    rig.send(Outcome::Recorded);
+    rig.set("y", Change::Resume);
+    rig.read();
+    assert_eq!(rig.left("x"), Some(MINUTE + SLACK));
+}
+
 #[test]
 fn an_answer_from_before_a_record_says_nothing_of_it() {
     let mut rig = Rig::default();
