@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tower_semaphore::{AcquireError, Feedback, Permit, Policy, RejectReason, Semaphore};
 
+use crate::support::told::Told;
 use crate::support::{eventually, on_both};
 
 /// What counts as "at once": half of the second after which every process reads by itself.
 const AT_ONCE: Duration = Duration::from_millis(500);
+const BRIEF: Duration = Duration::from_millis(50);
 /// A pause whose end no test awaits.
 const LONG: Duration = Duration::from_secs(30);
 
@@ -91,6 +93,28 @@ async fn operators_resume_more_names_than_are_remembered(node: &dyn Fn() -> Sema
     is_granted(&other, "x").await;
 }
 
+#[tokio::test]
+async fn pauses_of_many_names_are_few_lines_in_the_log() {
+    const NAMES: usize = 100;
+    let semaphore = Semaphore::in_memory();
+    let mut permits = Vec::new();
+    for i in 0..NAMES {
+        permits.push(take(&semaphore, &i.to_string()).await);
+    }
+    let (told, began) = (Told::new(), Instant::now());
+    let with = |begin: &str, only_info: bool| {
+        let events = if only_info { told.aloud() } else { told.events() };
+        events.iter().filter(|event| event.name.starts_with(begin)).count()
+    };
+    permits.iter().for_each(|permit| permit.feedback(Feedback::Backoff(BRIEF)));
+    assert_eq!(with("grants are paused until", false), NAMES);
+    assert!(with("grants are paused until", true) > 0, "some, at least");
+    eventually("all ends are logged", async || with("grants are no longer", false) == NAMES).await;
+    let seconds = usize::try_from(began.elapsed().as_secs()).unwrap() + 1;
+    let lines = with("grants are", true);
+    assert!(lines <= 10 * seconds, "{lines} lines in {seconds} s");
+}
+
 /// Where Redis keeps them, and what refuses and loses them.
 #[cfg(feature = "redis")]
 mod in_redis {
@@ -98,7 +122,6 @@ mod in_redis {
     use std::sync::Arc;
 
     use deadpool_redis::redis::Value;
-    use tokio::time::Instant;
     use tower_semaphore::backend::RedisBackend;
     use tower_semaphore::backend::seam::{Backend, Change, OVERRIDES};
     use tower_semaphore::operate::PauseCause;

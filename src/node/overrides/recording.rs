@@ -158,17 +158,28 @@ impl Node {
         })
     }
 
-    /// Logs that a pause of a name began, ended, or ends later, as a session was told.
+    /// Logs that a pause of a name began, ended, or ends later, as a session was told. Where these are many, only some
+    /// are at `INFO`.
     pub(crate) fn log_pause(&self, name: &str, before: Option<Time>, after: Option<Time>) {
         let now = self.now();
         match (before, after) {
             (None, Some(_)) => {
                 let Some((by, cause, left)) = self.overrides.pause_of(name, now) else { return };
                 let for_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-                tracing::info!(target: "tower_semaphore", semaphore = name, for_ms, by = &*by, %cause, "grants are paused until a time");
+                const EVENT: &str = "grants are paused until a time";
+                if self.counts.may_log_pause() {
+                    tracing::info!(target: "tower_semaphore", semaphore = name, for_ms, by = &*by, %cause, "{EVENT}");
+                } else {
+                    tracing::debug!(target: "tower_semaphore", semaphore = name, for_ms, by = &*by, %cause, "{EVENT}");
+                }
             }
             (Some(_), None) => {
-                tracing::info!(target: "tower_semaphore", semaphore = name, "grants are no longer paused until a time");
+                const EVENT: &str = "grants are no longer paused until a time";
+                if self.counts.may_log_pause() {
+                    tracing::info!(target: "tower_semaphore", semaphore = name, "{EVENT}");
+                } else {
+                    tracing::debug!(target: "tower_semaphore", semaphore = name, "{EVENT}");
+                }
             }
             (Some(earlier), Some(until)) if earlier < until => {
                 let left = until.since(now);
