@@ -334,6 +334,15 @@ impl Rule {
         hosts("limit-for", Some(&self.key), &self.limit_for)?;
         self.check_spellings(&[])?;
         self.check_rate()?;
+        let limits = self.limit.iter().chain(self.limit_for.iter().map(|(_, limit)| limit));
+        if self.pause_on.is_some()
+            && self.rate.is_none()
+            && limits.into_iter().all(|limit| *limit == Limit::Unlimited)
+        {
+            let what =
+                "without a limit there is nothing to pause; set a limit of permits, or a rate";
+            return Err(("pause-on", what.to_owned()));
+        }
         self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
         if local != self.local_limit.is_some() {

@@ -16,7 +16,7 @@ use tower_semaphore::limit::{
 use tower_semaphore::operate::TenantChange;
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, OnUnavailable, Permit,
-    Policy, RejectReason, Semaphore,
+    Policy, RejectReason, Semaphore, feedback,
 };
 
 use crate::support::told::Told;
@@ -374,6 +374,10 @@ fn what_cannot_be_meant_is_refused_when_it_is_built() {
         (fair().headroom(1).build(), "class_by"),
         (fair().class_by(class).headroom(4).build(), "0 to 3"),
         (unlimited().fair_by(TENANT).build(), "fair_by"),
+        (
+            unlimited().on_response(feedback::retry_after).build(),
+            "on_response is set on an unlimited layer",
+        ),
         (fair().each(5).build(), "each is 5, more than the limit of 4 permits"),
         (builder().limit(4).build(), "limit is set by `limit` and again by `limit`"),
         (
@@ -407,6 +411,8 @@ fn what_cannot_be_meant_is_refused_when_it_is_built() {
     fair().each(Limit::Unlimited).build().expect("no cap");
     builder().on_unavailable(OnUnavailable::Local(4)).build().expect("one process alone");
     unlimited().on_unavailable(OnUnavailable::Local(5)).build().expect("nothing is counted");
+    let rated = unlimited().rate(60, Duration::from_secs(60));
+    rated.on_response(feedback::retry_after).build().expect("a rate can be paused");
     let by_key = unset().limit_by(|_: &Name, _: &Parts| 4).on_unavailable(OnUnavailable::Local(5));
     by_key.build().expect("another key may have more");
 }

@@ -351,6 +351,10 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
             ":3: fair-by: without a limit no request waits; set a limit",
         ),
         (
+            "[[rule]]\nlimit = \"unlimited\"\npause-on = \"429\"\n",
+            ":3: pause-on: without a limit there is nothing to pause; set a limit",
+        ),
+        (
             "[[rule]]\nlimit = 1\nfair-by = \"path\"\neach = 0\n",
             ":4: each: 0 rejects all requests; expected 1 or more",
         ),

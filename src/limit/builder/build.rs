@@ -50,6 +50,14 @@ impl ConcurrencyLimitBuilder {
         };
         let policy = self.policy.clone().limit(fixed.unwrap_or(Limit::Unlimited)).build()?;
         self.complete_fair(fixed, policy.rate.is_some())?;
+        if self.config.on_response.is_some()
+            && fixed == Some(Limit::Unlimited)
+            && policy.rate.is_none()
+        {
+            return Err(ConfigError::new(
+                "on_response is set on an unlimited layer, which pauses nothing; set a limit of permits, or a rate",
+            ));
+        }
         let meter = self.meter(&policy)?;
         if self.shadow {
             self.config.on_lost = OnLost::Continue;

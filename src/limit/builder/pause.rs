@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::ConcurrencyLimitBuilder;
 use crate::feedback::{Feedback, Head};
 #[cfg(doc)]
-use crate::policy::PolicyBuilder;
+use crate::policy::{Limit, PolicyBuilder};
 
 /// # Pausing
 impl ConcurrencyLimitBuilder {
@@ -16,7 +16,8 @@ impl ConcurrencyLimitBuilder {
     /// readers for `Retry-After` and for some providers.
     ///
     /// The reader sees the status and the headers of each response, except for rejections by layers further in. The
-    /// response is passed on unchanged. Has no effect in shadow.
+    /// response is passed on unchanged. Has no effect in shadow, nor where no limit applies: with [`Limit::Unlimited`]
+    /// and no rate, a request has nothing to pause.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
