@@ -27,9 +27,9 @@ pub enum RejectReason {
     /// An operator paused the semaphore or set its limit to 0, and this request may not wait, or waited in vain, or
     /// found the queue full.
     Paused,
-    /// Grants are paused until a time, mostly because the upstream asked for that; and this request may not wait, or
-    /// waited in vain, or found the queue full. If an operator also paused the semaphore, the reason is
-    /// [`Paused`](Self::Paused).
+    /// Grants are paused until a time, because the upstream asked for that, or an operator; and this request may not
+    /// wait, or waited in vain, or found the queue full. If an operator also paused the semaphore without an end, the
+    /// reason is [`Paused`](Self::Paused).
     UpstreamPause,
     /// An operator drains the semaphore.
     Draining,

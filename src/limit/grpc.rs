@@ -174,7 +174,7 @@ fn message(refusal: &Refusal) -> &'static str {
         }
         RefusalReason::Paused => "paused: no permits are granted at the moment",
         RefusalReason::UpstreamPause => {
-            "upstream_pause: no permits are granted until the time that the upstream named"
+            "upstream_pause: no permits are granted until a time that is known"
         }
         RefusalReason::Draining => "draining: no permits are granted at the moment",
         RefusalReason::Revoked => "revoked: an operator removed the request from the queue",

@@ -89,8 +89,9 @@ pub enum RefusalReason {
     /// An operator [paused](crate::Semaphore::pause) the semaphore, or [set](crate::Semaphore::set_limit) its limit to
     /// 0. The status is always 503.
     Paused,
-    /// Grants are paused until a time, mostly because the upstream asked for that: see [`RejectReason::UpstreamPause`].
-    /// The status is always 503, and [`retry_after`](field@Refusal::retry_after) is the end of the pause.
+    /// Grants are paused until a time, because the upstream asked for that, or an operator
+    /// [did](crate::Semaphore::pause_for): see [`RejectReason::UpstreamPause`]. The status is always 503, and
+    /// [`retry_after`](field@Refusal::retry_after) is the end of the pause.
     UpstreamPause,
     /// An operator is [draining](crate::Semaphore::drain) the semaphore. The status is always 503.
     Draining,

@@ -46,7 +46,7 @@
 //! | `hopeless` | was rejected: it would have waited in vain, see [`refuse_hopeless`](crate::PolicyBuilder::refuse_hopeless) |
 //! | `quarantine` | was rejected: Redis might have lost data, and granted nothing for a lease |
 //! | `paused` | was rejected: an operator had paused the semaphore, or set its limit to 0 |
-//! | `upstream_pause` | was rejected: see [`Permit::feedback`](crate::Permit::feedback) |
+//! | `upstream_pause` | was rejected: see [`Permit::feedback`](crate::Permit::feedback) and [`Semaphore::pause_for`](crate::Semaphore::pause_for) |
 //! | `draining` | was rejected: see [`Semaphore::drain`](crate::Semaphore::drain) |
 //! | `revoked` | was rejected: see [`Semaphore::revoke`](crate::Semaphore::revoke) |
 //! | `missing_key` | was rejected: it had no key |
