@@ -33,7 +33,7 @@ impl Mailbox for Node {
         if self.embedded().is_some() {
             self.learn_now();
         } else {
-            self.overrides.want();
+            self.overrides.on_announced();
             self.ask_keeper();
         }
     }

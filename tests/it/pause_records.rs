@@ -166,17 +166,25 @@ mod in_redis {
         record.is_some_and(|record| !record.starts_with("0 "))
     }
 
-    /// Sends one change over a connection of its own.
-    async fn change(server: &TestRedis, name: &str, change: Change) {
+    /// Sends changes, one after the other, over a connection of their own.
+    async fn change_all(server: &TestRedis, changes: impl IntoIterator<Item = (String, Change)>) {
         let backend = RedisBackend::builder(server.url()).build().unwrap();
         let key = backend.key(OVERRIDES);
         let connection = backend.connect(&backend.shard(&key)).await.unwrap().unwrap();
         let driven = connection.drive();
-        let answer = connection.set_override(&key, &name.into(), change);
+        let changed = async {
+            for (name, change) in changes {
+                connection.set_override(&key, &name.as_str().into(), change).await.unwrap();
+            }
+        };
         tokio::select! {
-            answer = answer => answer.unwrap(),
+            () = changed => {}
             () = driven => panic!("the connection was closed"),
         }
+    }
+
+    async fn change(server: &TestRedis, name: &str, change: Change) {
+        change_all(server, [(name.to_owned(), change)]).await;
     }
 
     fn pause_of(duration: Duration) -> Change {
@@ -201,6 +209,28 @@ mod in_redis {
         change(&server, "x", pause_of(LONG / 2)).await;
         assert_eq!(server.calls("hset"), 1);
         assert_eq!(server.calls("hgetall"), 0);
+    }
+
+    #[tokio::test]
+    async fn a_process_reads_changes_that_come_thick_together() {
+        const PROCESSES: usize = 4;
+        let server = TestRedis::start();
+        let nodes: Vec<_> = (0..PROCESSES).map(|_| server.semaphore()).collect();
+        for node in &nodes {
+            drop(take(node, "399").await);
+        }
+        let _: String = server.command(&["CONFIG", "RESETSTAT"]);
+        let began = Instant::now();
+        change_all(&server, (0..400).map(|i| (i.to_string(), pause_of(LONG)))).await;
+        for node in &nodes {
+            is_paused(node, "399").await;
+        }
+        // Each reading is an HGETALL of two hashes, the first of which is empty here.
+        let readings = usize::try_from(server.calls("hgetall") / 2).unwrap();
+        let tenths = began.elapsed().as_millis() / 100;
+        // One at once, one each 100 ms, and one each second by itself.
+        let most = PROCESSES * (2 + usize::try_from(tenths + tenths / 10).unwrap());
+        assert!((PROCESSES..=most).contains(&readings), "{readings} readings, at most {most}");
     }
 
     #[tokio::test]

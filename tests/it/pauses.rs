@@ -196,8 +196,9 @@ async fn what_an_operator_set_wins_in_each_order(node: &dyn Fn() -> Semaphore) {
         if !is_first {
             operator.set_limit("x", 1).await.unwrap();
         }
-        is_paused(&operator).await;
+        is_paused(&other).await;
         let held = timeout(BRIEF + AT_ONCE, other.acquire("x", &policy(5))).await.expect("in time");
+        let held = held.unwrap();
         let full = refuses(&other, RejectReason::Limit, AT_ONCE).await;
         assert_eq!(full.limit, 1);
         drop(held);

@@ -1,7 +1,9 @@
 //! The overrides, as this process knows them.
 //!
-//! One server keeps them, and the pauses until a time. A process reads them when a connection to that server opens, when a message announces a
-//! change, and, in case a message is lost, each second in which it uses any semaphore.
+//! One server keeps them, and the pauses until a time. A process reads them when a connection to that server opens,
+//! when a message announces a change, and, in case a message is lost, each second in which it uses any semaphore. A
+//! reading has all of them, and upstreams can change them at any rate, so messages are answered by one reading at once,
+//! and by at most one each [`ANNOUNCED_INTERVAL`] where they come thick.
 
 pub(crate) mod pauses;
 mod recording;
@@ -9,6 +11,7 @@ pub(crate) mod refresh;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -26,6 +29,9 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::tenants::{TenantOverride, limit_field, tenant_of_field, weight_field};
 
+/// The shortest time between two questions that messages ask for.
+const ANNOUNCED_INTERVAL: Duration = Duration::from_millis(100);
+
 /// The known overrides, and the state of the questions for newer ones.
 pub(crate) struct OverrideCache {
     /// The key under which the server keeps them.
@@ -42,8 +48,11 @@ pub(crate) struct OverrideCache {
 struct Known {
     overrides: Overrides,
     pauses: Pauses,
-    /// A question is to be asked.
+    /// A question is to be asked at once.
     wanted: bool,
+    /// A question is to be asked because a message announced a change, but not earlier than this.
+    announced: bool,
+    announced_not_before: Option<Instant>,
     /// A question is unanswered. The next one waits for it.
     asking: bool,
     /// The number of the last question, and of the last one that was answered.
@@ -157,6 +166,11 @@ impl OverrideCache {
         lock(&self.state).wanted = true;
     }
 
+    /// Notes that a message announced a change.
+    pub(crate) fn on_announced(&self) {
+        lock(&self.state).announced = true;
+    }
+
     /// Requests an answer for a caller that waits. Returns the number of its question.
     pub(crate) fn want_answer(&self) -> u64 {
         let mut state = lock(&self.state);
@@ -185,13 +199,20 @@ impl OverrideCache {
     /// Returns when to ask the next question, if one is wanted and none is unanswered.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         let state = lock(&self.state);
-        (state.wanted && !state.asking).then(|| state.not_before.map_or(now, |at| at.max(now)))
+        if state.asking || !(state.wanted || state.announced) {
+            return None;
+        }
+        let paced = state.announced_not_before.filter(|_| !state.wanted);
+        [Some(now), state.not_before, paced].into_iter().flatten().max()
     }
 
     /// Begins a question. Returns its number, and the sessions that wait for its answer.
-    pub(crate) fn begin(&self) -> (u64, Vec<Check>) {
+    pub(crate) fn begin(&self, now: Instant) -> (u64, Vec<Check>) {
         let mut state = lock(&self.state);
         state.wanted = false;
+        if std::mem::take(&mut state.announced) {
+            state.announced_not_before = Some(now + ANNOUNCED_INTERVAL);
+        }
         state.not_before = None;
         state.asking = true;
         state.asked += 1;
@@ -282,5 +303,66 @@ impl OverrideCache {
         state.applied = state.applied.max(question);
         drop(state);
         self.answered.notify_waiters();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn at(cache: &OverrideCache, now: Instant) -> Option<Duration> {
+        cache.due(now).map(|due| due - now)
+    }
+
+    /// Asks and answers a question.
+    fn ask(cache: &OverrideCache, now: Instant) {
+        let (question, _) = cache.begin(now);
+        assert_eq!(at(cache, now), None);
+        cache.take_in(question, Ok(None), Time::ZERO);
+        cache.set_applied(question);
+    }
+
+    #[tokio::test]
+    async fn messages_that_come_thick_are_answered_together() {
+        let (cache, start) = (OverrideCache::new("!overrides".into()), Instant::now());
+        assert_eq!(at(&cache, start), None);
+        cache.on_announced();
+        assert_eq!(at(&cache, start), Some(Duration::ZERO), "the first, at once");
+        ask(&cache, start);
+        assert_eq!(at(&cache, start), None);
+
+        let soon = start + ANNOUNCED_INTERVAL / 4;
+        cache.on_announced();
+        cache.on_announced();
+        assert_eq!(at(&cache, soon), Some(ANNOUNCED_INTERVAL * 3 / 4));
+        let later = start + ANNOUNCED_INTERVAL;
+        assert_eq!(at(&cache, later), Some(Duration::ZERO));
+        // One that comes while a question is unanswered has another one.
+        let (question, _) = cache.begin(later);
+        cache.on_announced();
+        cache.take_in(question, Ok(None), Time::ZERO);
+        assert_eq!(at(&cache, later), Some(ANNOUNCED_INTERVAL));
+        ask(&cache, later + ANNOUNCED_INTERVAL);
+        cache.on_announced();
+        assert_eq!(at(&cache, start + 3 * ANNOUNCED_INTERVAL), Some(Duration::ZERO));
+    }
+
+    #[tokio::test]
+    async fn messages_delay_nobody_who_waits_for_an_answer() {
+        let (cache, start) = (OverrideCache::new("!overrides".into()), Instant::now());
+        cache.on_announced();
+        ask(&cache, start);
+        cache.on_announced();
+        let question = cache.want_answer();
+        assert_eq!(at(&cache, start), Some(Duration::ZERO));
+        ask(&cache, start);
+        assert!(cache.outcome(question).is_some());
+        assert_eq!(at(&cache, start), None, "the answer has what was announced");
+        // The timer's question is no reason to let the next message wait.
+        let later = start + 2 * ANNOUNCED_INTERVAL;
+        cache.want();
+        ask(&cache, later);
+        cache.on_announced();
+        assert_eq!(at(&cache, later), Some(Duration::ZERO));
     }
 }

@@ -1,7 +1,8 @@
 //! How a process learns of the overrides that operators set.
 //!
 //! ```text
-//!   a timer, a message, a new connection ── want ────┐
+//!   a message ───────────────────── on_announced ────┐
+//!   a timer, a new connection ────────────── want ───┤
 //!   a session that finds places gone ────── check ───┤       the driver of the server that keeps them
 //!   an operator's call ───────────────── catch_up ───┼──► wanted ── begin ──► question over its connection
 //!            ▲                                       │                              │          │
@@ -10,7 +11,8 @@
 //!                                       sessions apply it, and know what was revoked
 //! ```
 //!
-//! `want` says that this process may not know everything; `begin` asks, one question at a time; `take_in` applies an
+//! `want` says that this process may not know everything; `on_announced` that it does not, but may wait a moment: one
+//! answer has all overrides, and changes can come thick. `begin` asks, one question at a time; `take_in` applies an
 //! answer to the sessions, and only then wakes the callers in `catch_up`; `abandon` has the question asked again.
 //!
 //! One server keeps the overrides. An error of the call counts as an answer: a process that may not read them applies
@@ -46,7 +48,7 @@ pub(crate) type TimedAnswer = Result<Result<Option<Overrides>, QueryError>, Elap
 
 impl Refresh {
     pub(crate) fn begin(node: &Node, connection: &Arc<dyn Connection>) -> Self {
-        let (question, checking) = node.overrides.begin();
+        let (question, checking) = node.overrides.begin(Instant::now());
         let answer = connection.overrides(node.overrides.key(), node.overrides.version());
         let answer = Box::pin(timeout(node.backend().response_timeout(), answer));
         Self { answer, question, checking }
@@ -134,7 +136,7 @@ impl Node {
     pub(crate) fn learn_now(&self) {
         let Some(embedded) = self.embedded() else { return };
         loop {
-            let (question, checking) = self.overrides.begin();
+            let (question, checking) = self.overrides.begin(Instant::now());
             let query = embedded.overrides(self.overrides.key(), self.overrides.version());
             let Some(Ok(answer)) = query.now_or_never() else { return };
             if !self.take_in(question, checking, Ok(answer)) {

@@ -57,7 +57,7 @@ impl Keeper {
 
     /// Asks, and takes the answer in.
     fn ask(&self, breaks: bool) {
-        let (question, checking) = self.cache.begin();
+        let (question, checking) = self.cache.begin(Instant::now());
         let needed = if checking.is_empty() { 0 } else { self.checked.load(Ordering::SeqCst) };
         if breaks {
             return self.cache.abandon(question, checking);

@@ -29,8 +29,9 @@ const LONGEST_MS: u64 = (Policy::MAX_LEASE.as_secs() + 60) * 1000;
 /// # Operations
 ///
 /// An override of a name replaces its policy in the whole fleet. The backend keeps it until it is cleared; at most 1000
-/// names can have one. Operators can pause 500 further names [until a time](Self::pause_for). Every process is notified at once, and also reads the overrides each second in which it uses any
-/// semaphore. This process has applied the override when the call returns.
+/// names can have one. Operators can pause 500 further names [until a time](Self::pause_for). Every process is notified
+/// at once, and also reads the overrides each second in which it uses any semaphore. Where changes come thick, it reads
+/// them together, each 100 ms. This process has applied the override when the call returns.
 ///
 /// A policy with a limit of 0 or [`Limit::Unlimited`] is answered without the backend, so no override affects it.
 ///
@@ -373,8 +374,8 @@ impl Semaphore {
     /// [`Permit::lost`] notifies it; a waiting request is rejected with [`RejectReason::Revoked`]. A freed permit goes
     /// to the head of the queue.
     ///
-    /// Returns `false` if there is no such place. Otherwise the place is gone when this returns. Its process is
-    /// notified at once, or within a second if the message is lost, and does not count the place again.
+    /// Returns `false` if there is no such place. Otherwise the place is gone when this returns. Its process learns that
+    /// as it learns of an override, within a second if the message is lost, and does not count the place again.
     ///
     /// With [`reuse`](crate::PolicyBuilder::reuse), a place goes from one request to the next. The request that has it
     /// at that moment loses it.

@@ -121,8 +121,9 @@ struct Events<'e, 'a> {
     /// Goes off when the first batch must be answered.
     alarm: Pin<&'e mut Sleep>,
     is_alarm_set: bool,
-    /// Goes off when the overrides are to be read.
+    /// Goes off when the overrides are to be read: at `refresh_at` or, for a question that has to wait, before that.
     refresh_timer: Pin<&'e mut Sleep>,
+    refresh_at: Instant,
 }
 
 impl<'a> Exchange<'a> {
@@ -134,6 +135,7 @@ impl<'a> Exchange<'a> {
             alarm: pin!(sleep(self.patience)),
             is_alarm_set: false,
             refresh_timer: pin!(sleep(REFRESH_INTERVAL)),
+            refresh_at: Instant::now() + REFRESH_INTERVAL,
         };
         let mut poll = |woken| self.poll(&subtasks, &mut events, woken);
         poll_fn(|cx| subtasks.poll(cx, &mut poll)).await
@@ -206,8 +208,12 @@ impl<'a> Exchange<'a> {
         if woken.has(REFRESH_TIMER)
             && events.refresh_timer.as_mut().poll(&mut subtasks.context(REFRESH_TIMER)).is_ready()
         {
-            self.node.want_overrides();
-            events.refresh_timer.as_mut().reset(Instant::now() + REFRESH_INTERVAL);
+            let now = Instant::now();
+            if events.refresh_at <= now {
+                self.node.want_overrides();
+                events.refresh_at = now + REFRESH_INTERVAL;
+            }
+            events.refresh_timer.as_mut().reset(events.refresh_at);
             subtasks.wake(REFRESH_TIMER);
             acts = true;
         }
