@@ -9,8 +9,9 @@
 -- A place of a tenant has a claim at the end of its id, sixteen bytes: '.', then in base 36 the tenant's number f
 -- (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). If it may wait, fifteen
 -- bytes precede the claim: '-', then limit and headroom of its policy (7 each). They are cut by position. If it has a
--- rate, twelve bytes precede these: '/', then the grants in a window (3) and the window in us (8). An id without
--- a claim never has '.' there. Places with a claim have these members:
+-- rate, thirteen bytes precede these: '/', then the grants in a window (3), the window in us (8), and how often that
+-- is doubled for the time for which starts are kept (1). An id without a claim never has '.' there. Places with a claim
+-- have these members:
 --   <id>                          score: 1e13 + the end of its lease, ms
 --   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
 --                                 more than that of the last in the line
@@ -124,13 +125,15 @@ else
         return lease_end
       end
       -- As in rate.lua, while the window has room and nothing has left it.
-      local rank, window = tonumber(string.sub(id, at + 1, at + 3), 36) - 1, tonumber(string.sub(id, at + 4, at + 11), 36)
+      local rank = tonumber(string.sub(id, at + 1, at + 3), 36) - 1
       if tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -33554432 then
         local number = string.sub(id, 1, at - 1)
         redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -now / 1e6, 'r' .. number)
+        local window, doublings = string.sub(id, at + 4, at + 11), string.sub(id, at + 12, at + 12)
+        local kept_ms = tonumber(window, 36) * 2 ^ tonumber(doublings, 36) / 1000
         local ttl = redis.call('PTTL', key)
-        if ttl < lease_ms + 1000 or ttl < window / 1000 + 1 then
-          redis.call('PEXPIRE', key, math.max(3 * lease_ms, math.ceil(window / 1000)) + 1000)
+        if ttl < lease_ms + 1000 or ttl < kept_ms + 1 then
+          redis.call('PEXPIRE', key, math.max(3 * lease_ms, math.ceil(kept_ms)) + 1000)
         end
         return lease_end
       end

@@ -9,17 +9,20 @@
 -- judged by its own window. A double holds these scores to a quarter of a us.
 --
 -- A start more than a second ahead counts for none: the clock has stepped back since, and it would keep others back
--- until that time. One call takes out at most 500 members that are ahead or have left the window, and as many more as
--- permits are asked for; later calls take out the rest.
+-- until that time. A start takes out what it does not keep, if it needs the room: nothing else may, because a place
+-- that is not granted can have a shorter window than others. It keeps what started within its window, doubled as often
+-- as its id says, and at most 4000. One call takes out at most 500 members that are ahead or not kept, and as many more
+-- as permits are asked for; later calls take out the rest.
 --
 -- Needs     key, now; opening_of, start, undo: declared
 -- Leaves    opening_of(member, cost), which returns nil if the rate of this place allows so many permits now, or it
 --           has none; else from when on it does, in us; math.huge: it never does. start(id): notes that the place is
---           granted. undo(ids): takes that back
--- Cost      of opening_of: 1 command, 1 more if the window is full, 2 more if grants have left it, 3 more if any are
---           ahead; of start: 2, sometimes 3
+--           granted, right after opening_of of it. undo(ids): takes that back
+-- Cost      of opening_of: 1 command, 1 more if the window is full, 3 more if any are ahead; of start: 2, sometimes 3,
+--           2 more if grants have left the window
 
-local removable = 500
+-- has_left: whether the place that was asked for last needs the room of starts that have left its window.
+local removable, has_left = 500, false
 local function forget(from, to)
   local old = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', '0', math.min(removable, 4000))
   if old[1] then removable = removable - redis.call('ZREM', key, unpack(old)) end
@@ -33,6 +36,7 @@ local function end_of(rank, window)
 end
 
 function opening_of(member, cost)
+  has_left = false
   local at = string.find(member, '/', 13, true)
   if not at then return nil end
   local rank = tonumber(string.sub(member, at + 1, at + 3), 36) - cost
@@ -46,7 +50,7 @@ function opening_of(member, cost)
     if ahead > 0 then opening = end_of(rank + ahead - forget('-inf', before), window) end
     if opening > now then return opening end
   end
-  if opening > 0 then forget((window - now) / 1e6, '(-33554432') end
+  has_left = opening > 0
   return nil
 end
 
@@ -54,14 +58,23 @@ function start(id)
   local at = string.find(id, '/', 13, true)
   if not at then return end
   local number, window = string.sub(id, 1, at - 1), tonumber(string.sub(id, at + 4, at + 11), 36)
+  local doublings = tonumber(string.sub(id, at + 12, at + 12), 36)
+  local kept = window * 2 ^ doublings
+  if has_left then
+    forget((kept - now) / 1e6, '(-33554432')
+    if doublings > 0 then
+      local score = redis.call('ZRANGE', key, '4000', '4000', 'WITHSCORES')[2]
+      if tonumber(score or 0) < -33554432 then forget('(' .. score, '(-33554432') end
+    end
+  end
   local writes = { -now / 1e6, 'r' .. number }
   for i = 2, tonumber(string.sub(id, -2), 36) do
     writes[2 * i - 1], writes[2 * i] = -now / 1e6, i .. 'r' .. number
   end
   redis.call('ZADD', key, unpack(writes))
   -- As in write.lua; a second more, so that not every grant sets it.
-  if redis.call('PTTL', key) < window / 1000 + 1 then
-    redis.call('PEXPIRE', key, math.ceil(window / 1000) + 1000)
+  if redis.call('PTTL', key) < kept / 1000 + 1 then
+    redis.call('PEXPIRE', key, math.ceil(kept / 1000) + 1000)
   end
 end
 

@@ -14,6 +14,7 @@ use super::claim::{read_base36, write_base36};
 pub struct BoundRate(NonZeroU64);
 
 const WINDOW_BITS: u32 = 37;
+const STARTS_BITS: u32 = 12;
 
 impl BoundRate {
     /// The most grants in a window. The backend keeps the time of each.
@@ -23,7 +24,7 @@ impl BoundRate {
     /// The longest window.
     pub const WINDOW_MAX: Duration = Duration::from_secs(24 * 60 * 60);
     /// Bytes of its text.
-    pub(crate) const LEN: usize = 12;
+    pub(crate) const LEN: usize = 13;
 
     /// The rate of this many grants in a window of this length, of which whole µs count; `None`: there are none, or one
     /// of the two is out of range.
@@ -38,7 +39,34 @@ impl BoundRate {
     /// The most grants in a window.
     #[must_use]
     pub const fn starts(self) -> u32 {
-        (self.0.get() >> WINDOW_BITS) as u32
+        (self.0.get() >> WINDOW_BITS) as u32 & ((1 << STARTS_BITS) - 1)
+    }
+
+    /// The same rate, each grant of which is kept for at least this long: another place of the same semaphore may be
+    /// judged by a longer window.
+    #[must_use]
+    pub fn kept_for(self, longest: Duration) -> Self {
+        let longest = longest.min(Self::WINDOW_MAX).as_micros();
+        let windows = longest.div_ceil(self.window().as_micros());
+        let doublings = u64::from(windows.next_power_of_two().trailing_zeros());
+        Self(self.alone().0 | doublings << (WINDOW_BITS + STARTS_BITS))
+    }
+
+    /// For how long a grant is kept, in µs: the window, doubled a number of times.
+    #[must_use]
+    pub const fn kept_us(self) -> u64 {
+        self.window_us() << self.doublings()
+    }
+
+    const fn doublings(self) -> u64 {
+        self.0.get() >> (WINDOW_BITS + STARTS_BITS)
+    }
+
+    /// The same rate, each grant of which is kept for its window.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        let bits = self.0.get() & ((1 << (WINDOW_BITS + STARTS_BITS)) - 1);
+        NonZeroU64::new(bits).map_or(self, Self)
     }
 
     /// The length of the window.
@@ -53,11 +81,13 @@ impl BoundRate {
         self.0.get() & ((1 << WINDOW_BITS) - 1)
     }
 
-    /// A slash, then to the base 36 the grants (3 digits) and the window in µs (8). It follows the number of a place.
+    /// A slash, then to the base 36 the grants (3 digits), the window in µs (8), and how often it is doubled for the time
+    /// for which a grant is kept (1). It follows the number of a place.
     pub(crate) fn text(self) -> [u8; Self::LEN] {
         let mut text = [b'/'; Self::LEN];
         write_base36(&mut text[1..4], u64::from(self.starts()));
-        write_base36(&mut text[4..], self.window_us());
+        write_base36(&mut text[4..12], self.window_us());
+        write_base36(&mut text[12..], self.doublings());
         text
     }
 
@@ -65,7 +95,9 @@ impl BoundRate {
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text: &[u8; Self::LEN] = text.try_into().ok()?;
         let starts = u32::try_from(read_base36(&text[1..4])?).ok()?;
-        let rate = Self::new(starts, Duration::from_micros(read_base36(&text[4..])?))?;
+        let rate = Self::new(starts, Duration::from_micros(read_base36(&text[4..12])?))?;
+        let kept_us = rate.window_us() << read_base36(&text[12..])?;
+        let rate = rate.kept_for(Duration::from_micros(kept_us));
         (rate.text() == *text).then_some(rate)
     }
 }
@@ -93,7 +125,26 @@ mod tests {
             assert_eq!((rate.starts(), rate.window()), (starts, window));
             assert_eq!(BoundRate::parse(&rate.text()), Some(rate));
         }
-        assert_eq!(BoundRate::new(600, Duration::from_secs(60)).unwrap().text(), *b"/0go000zq0ao");
+        assert_eq!(BoundRate::new(600, Duration::from_secs(60)).unwrap().text(), *b"/0go000zq0ao0");
+    }
+
+    #[test]
+    fn a_grant_is_kept_for_as_long_as_another_window_needs_it() {
+        let ms = Duration::from_millis;
+        for (window, longest, kept) in [
+            (ms(100), ms(0), 100_000),
+            (ms(100), ms(100), 100_000),
+            (ms(100), ms(101), 200_000),
+            (ms(100), ms(60_000), 102_400_000),
+            (BoundRate::WINDOW_MAX, Duration::MAX, 86_400_000_000),
+            (BoundRate::WINDOW_MIN, Duration::MAX, 1000 << 27),
+        ] {
+            let alone = BoundRate::new(BoundRate::STARTS_MAX, window).unwrap();
+            let rate = alone.kept_for(ms(7)).kept_for(longest);
+            assert_eq!(rate.kept_us(), kept, "{window:?} {longest:?}");
+            assert_eq!((rate.starts(), rate.window(), rate.alone()), (4000, window, alone));
+            assert_eq!(BoundRate::parse(&rate.text()), Some(rate));
+        }
     }
 
     #[test]
@@ -107,7 +158,9 @@ mod tests {
             "",
             "/",
             "/0go00zq0zk",
-            "/0go00zq0zk00",
+            "/0go000zq0ao",
+            "/0go000zq0aos",
+            "/0go000zq0aoz",
             "/zzz00zq0zk0",
             "/0GO00zq0zk0",
             "-0go00zq0zk0",

@@ -290,7 +290,7 @@ impl PolicyBuilder {
     /// [`smooth`](Self::smooth) allows for more. With [`Limit::Unlimited`] only the rate counts.
     ///
     /// All users of a name should use the same rate: each request is judged by its own, one without a rate is not
-    /// counted, and a start may be forgotten once it has left the shorter window. A loss of data empties the window, so up
+    /// counted, and a process that knows only a shorter window forgets starts that have left it. A loss of data empties the window, so up
     /// to twice as many can start until a window has passed. In an outage, a [local share](OnUnavailable::Local) of the
     /// limit has the same part of the rate; without a limit, as many starts as it has permits. What the process was granted
     /// in the window before counts against that, unless it has not used the name for five seconds. So where requests are

@@ -169,18 +169,21 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
     if of == Of::Rates { claim.boxed() } else { prop_oneof![6 => claim, 1 => Just(None)].boxed() }
 }
 
-/// The window of all rates, in µs: what has left one window is forgotten by the scripts when they look at it, and by the
-/// ledger at once.
-const WINDOW_US: u64 = 20_000_003;
+/// The windows of rates, in µs.
+const WINDOWS_US: [u64; 3] = [20_000_003, 6_000_001, 61_000_009];
 
 /// Low rates, so that windows are full.
 fn rate(of: Of) -> BoxedStrategy<Option<BoundRate>> {
     if of != Of::Rates {
         return Just(None).boxed();
     }
-    let window = Duration::from_micros(WINDOW_US);
-    let rate = prop_oneof![6 => 1..6u32, 1 => 6..70u32]
-        .prop_map(move |starts| BoundRate::new(starts, window));
+    let window =
+        prop_oneof![6 => Just(WINDOWS_US[0]), 1 => Just(WINDOWS_US[1]), 1 => Just(WINDOWS_US[2])];
+    let rate = (prop_oneof![6 => 1..6u32, 1 => 6..70u32], window)
+        .prop_map(|(starts, window)| BoundRate::new(starts, Duration::from_micros(window)));
+    let longest = prop_oneof![3 => Just(0), 1 => Just(WINDOWS_US[2])];
+    let rate = (rate, longest)
+        .prop_map(|(rate, longest)| rate.map(|rate| rate.kept_for(Duration::from_micros(longest))));
     prop_oneof![5 => rate, 1 => Just(None)].boxed()
 }
 

@@ -31,6 +31,8 @@ on_both! {
     a_smooth_rate_is_spread_over_its_window
     tenants_share_the_starts
     a_cost_counts_as_many_starts
+    a_request_that_is_rejected_makes_no_room_for_a_larger_one
+    a_short_window_that_was_set_does_not_forget_a_long_one
     an_inspection_tells_how_much_of_the_rate_is_used
     an_inspection_of_the_fleet_tells_a_smooth_rate_as_the_policy_has_it
     a_rate_is_told_when_its_last_request_is_long_over
@@ -184,6 +186,39 @@ async fn a_cost_counts_as_many_starts(node: &dyn Fn() -> Semaphore) {
     assert_eq!(rejected.reason, RejectReason::CostTooHigh);
     let text = AcquireError::Rejected(rejected).to_string();
     assert!(text.ends_with("within the limit of 50 and the rate of 3/30s"), "{text}");
+}
+
+async fn a_request_that_is_rejected_makes_no_room_for_a_larger_one(node: &dyn Fn() -> Semaphore) {
+    let semaphore = node();
+    // One may start each second, and ten at once each ten seconds.
+    let policy = Policy::builder(10).rate(60, 60 * SECOND).smooth().build().unwrap();
+    let large = || semaphore.try_acquire(Ask::of("x").by("a").cost(10), &policy);
+    let held = large().await.unwrap();
+    eventually("a small one could start", async || {
+        rate_of(&semaphore).await.unwrap().opens_in.is_none()
+    })
+    .await;
+    let small = semaphore.try_acquire(Ask::of("x").by("b"), &policy).await;
+    assert_eq!(rejection(small).reason, RejectReason::Limit);
+    drop(held);
+    // Twenty starts within two seconds.
+    assert_eq!(rejection(large().await).reason, RejectReason::Rate);
+}
+
+async fn a_short_window_that_was_set_does_not_forget_a_long_one(node: &dyn Fn() -> Semaphore) {
+    let semaphore = node();
+    let policy = patient(50).rate(2, 60 * SECOND).build().unwrap();
+    for _ in 0..2 {
+        drop(semaphore.try_acquire("x", &policy).await.unwrap());
+    }
+    semaphore.set_rate("x", 1, Duration::from_millis(20)).await.unwrap();
+    for _ in 0..3 {
+        drop(semaphore.acquire("x", &policy).await.unwrap());
+    }
+    semaphore.clear_rate("x").await.unwrap();
+    let after = semaphore.try_acquire("x", &policy).await;
+    assert_eq!(rejection(after).reason, RejectReason::Rate);
+    assert_eq!(rate_of(&semaphore).await.unwrap().started, 5);
 }
 
 async fn an_operator_sets_a_rate_in_the_whole_fleet(node: &dyn Fn() -> Semaphore) {

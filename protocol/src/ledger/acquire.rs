@@ -34,9 +34,13 @@ impl Ledger {
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
         if self.all_fit(caller, ids) {
+            if let Some(last) = ids.last() {
+                let cost = ids.iter().map(|id| id.cost()).sum();
+                self.make_room(*last, cost, caller.now);
+            }
             for id in ids {
                 self.put(*id, reply.lease_end, None);
-                self.start(*id, caller.now);
+                self.note_start(*id, caller.now);
                 reply.statuses.push(PlaceStatus::Held);
             }
             self.settle(caller.now);

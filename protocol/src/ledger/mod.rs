@@ -317,7 +317,7 @@ impl Ledger {
                     self.put(*id, reply.lease_end, None);
                     // It started in an outage, and counts from now on.
                     if place.is_none() && *proof == NEVER_ENDS {
-                        self.start(*id, caller.now);
+                        self.note_start(*id, caller.now);
                     }
                 }
                 PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),

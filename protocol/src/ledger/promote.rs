@@ -158,16 +158,17 @@ impl Ledger {
                 let Some(lease_end) = self.places.get(&id).map(|place| place.lease_end) else {
                     continue;
                 };
+                let is_told = id.node != caller.node && !id.poll_only;
+                if is_told && absent.contains(&id.node) {
+                    self.take(&id);
+                    self.settle(caller.now);
+                    continue;
+                }
+                self.start(id, caller.now);
                 let grant = Grant { id, lease_end };
                 if id.node == caller.node {
                     own.push(grant);
-                } else if !id.poll_only {
-                    if absent.contains(&id.node) {
-                        self.take(&id);
-                        self.undo_start(&id);
-                        self.settle(caller.now);
-                        continue;
-                    }
+                } else if is_told {
                     match mail.iter_mut().find(|(node, _)| *node == id.node) {
                         Some((_, grants)) => grants.push(grant),
                         None => {
@@ -233,7 +234,6 @@ impl Ledger {
                     fair.lines.leave(tenant, ticket, id);
                     fair.lines.hold(tenant, claim.cost());
                     fair.settle(tenant, caller.now);
-                    self.start(id, caller.now);
                     return Some(id);
                 }
             }
@@ -275,6 +275,19 @@ impl Ledger {
 
     /// Notes that the place is granted, if it has a rate.
     pub(super) fn start(&mut self, id: PlaceId, now: u64) {
+        self.make_room(id, id.cost(), now);
+        self.note_start(id, now);
+    }
+
+    /// Forgets starts, if the grant of so many permits needs their room; `id`: one of the places, which have one rate.
+    pub(super) fn make_room(&mut self, id: PlaceId, cost: u32, now: u64) {
+        if let (Some(rate), Some(starts)) = (id.rate(), &mut self.starts) {
+            starts.make_room(rate, cost, now);
+        }
+    }
+
+    /// Notes that the place is granted, if it has a rate, without making room.
+    pub(super) fn note_start(&mut self, id: PlaceId, now: u64) {
         if let Some(rate) = id.rate() {
             self.starts.get_or_insert_default().push(id, rate, now);
         }

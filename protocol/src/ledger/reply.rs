@@ -81,8 +81,8 @@ pub struct RateUsage {
 impl RateUsage {
     /// Of this rate, nothing is used.
     #[must_use]
-    pub const fn unused(rate: BoundRate) -> Self {
-        Self { rate, started: 0, opens_at: None }
+    pub fn unused(rate: BoundRate) -> Self {
+        Self { rate: rate.alone(), started: 0, opens_at: None }
     }
 }
 

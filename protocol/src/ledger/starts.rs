@@ -22,6 +22,8 @@ pub(super) struct Starts {
     /// In the order of their times, one for each permit.
     by_time: VecDeque<Start>,
     by_place: HashMap<(NodeId, u64), u64, RandomState>,
+    /// For how long those are kept at most that were noted since there was none, µs.
+    longest: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,20 +53,48 @@ impl Starts {
         self.by_time.iter().map(|start| (start.node, start.n, start.at, start.end))
     }
 
-    /// When the last one leaves its window.
+    /// Until when the last one is kept.
     pub(super) fn last_end(&self) -> Option<u64> {
-        self.by_time.iter().map(|start| start.end).max()
+        Some(self.by_time.back()?.at.saturating_add(self.longest))
     }
 
-    /// Forgets what has left its window.
+    /// Forgets what none of them keeps.
     pub(super) fn expire(&mut self, now: u64) {
-        while let Some(first) = self.by_time.front().copied().filter(|first| first.end <= now) {
-            self.by_time.pop_front();
-            self.by_place.remove(&(first.node, first.n));
+        self.forget_left(self.longest, now);
+        if self.by_time.is_empty() {
+            self.longest = 0;
         }
         while let Some(last) = self.by_time.back().copied().filter(|last| last.at > now + AHEAD) {
             self.by_time.pop_back();
             self.by_place.remove(&(last.node, last.n));
+        }
+    }
+
+    /// Forgets what a grant does not keep, if it needs the room. Nothing else may: a place that is not granted can have a
+    /// shorter window than others.
+    pub(super) fn make_room(&mut self, rate: BoundRate, cost: u32, now: u64) {
+        if self.by_time.len() + cost as usize > rate.starts() as usize {
+            self.forget_left(rate.kept_us(), now);
+            // No window has more.
+            let beyond = self.by_time.len().checked_sub(1 + BoundRate::STARTS_MAX as usize);
+            if let Some(last) = beyond.and_then(|i| self.by_time.get(i)).map(|start| start.at) {
+                while self.by_time.front().is_some_and(|first| first.at < last) {
+                    self.forget_first();
+                }
+            }
+        }
+    }
+
+    fn forget_left(&mut self, window: u64, now: u64) {
+        let has_left = |first: &Start| first.at.saturating_add(window) <= now;
+        while self.by_time.front().is_some_and(has_left) {
+            self.forget_first();
+        }
+    }
+
+    fn forget_first(&mut self) {
+        if let Some(first) = self.by_time.pop_front() {
+            self.by_place.remove(&(first.node, first.n));
         }
     }
 
@@ -85,13 +115,18 @@ impl Starts {
             .skip_while(|at| *at > now.saturating_add(AHEAD))
             .take_while(|at| end_of(*at) > now);
         let must_leave = counts.clone().nth((rate.starts() - 1) as usize);
-        RateUsage { rate, started: counts.count() as u64, opens_at: must_leave.map(end_of) }
+        RateUsage {
+            rate: rate.alone(),
+            started: counts.count() as u64,
+            opens_at: must_leave.map(end_of),
+        }
     }
 
     /// Notes that the place was granted. A call that is repeated moves its start.
     pub(super) fn push(&mut self, id: PlaceId, rate: BoundRate, now: u64) {
         self.remove(&id);
         let end = now.saturating_add(rate.window_us());
+        self.longest = self.longest.max(rate.kept_us());
         let start = Start { at: now, end, node: id.node, n: id.n };
         let place = self.by_time.partition_point(|start| start.at <= now);
         for _ in 0..id.cost() {

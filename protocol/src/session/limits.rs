@@ -16,6 +16,10 @@ pub(super) struct Limits {
     lease: Duration,
     /// The longest lease since the session had nothing on the server.
     longest_lease: Duration,
+    /// The last rate that came from a policy or an operator.
+    last_rate: Option<Rate>,
+    /// The longest window of these rates; 0 while all are the same.
+    longest_window: Duration,
     overrides: Override,
     /// Nothing is granted before this.
     paused_until: Option<Time>,
@@ -23,8 +27,23 @@ pub(super) struct Limits {
 
 impl Limits {
     /// A request came with this limit, headroom and rate.
-    pub(super) const fn handle_request(&mut self, limit: u32, headroom: u32, rate: Option<Rate>) {
+    pub(super) fn handle_request(&mut self, limit: u32, headroom: u32, rate: Option<Rate>) {
         (self.limit, self.headroom, self.rate) = (limit, headroom, rate);
+        self.note_rate(rate);
+    }
+
+    fn note_rate(&mut self, rate: Option<Rate>) {
+        let Some(rate) = rate else { return };
+        if let Some(last) = self.last_rate.replace(rate).filter(|last| *last != rate) {
+            self.longest_window = self.longest_window.max(last.window()).max(rate.window());
+        }
+    }
+
+    /// The longest window by which requests of this semaphore are judged, as far as this session knows; 0 if all have
+    /// the same rate. The windows of a smooth rate differ by the cost, but for a longer one the latest start alone
+    /// counts, and that is always kept.
+    pub(super) const fn longest_window(&self) -> Duration {
+        self.longest_window
     }
 
     /// A request asks for a place with this lease. `is_first`: nothing of this session is on the server.
@@ -37,12 +56,14 @@ impl Limits {
     pub(super) fn handle_policy(&mut self, limit: u32, rate: Option<Rate>) -> (u32, u32) {
         let before = self.in_force();
         (self.limit, self.rate) = (limit, rate);
+        self.note_rate(rate);
         (before, self.in_force())
     }
 
     /// An operator set something else. Returns the limit in force before and after that.
     pub(super) fn handle_override(&mut self, overrides: Override) -> (u32, u32) {
         let before = self.in_force();
+        self.note_rate(overrides.rate);
         self.overrides = overrides;
         (before, self.in_force())
     }

@@ -53,18 +53,19 @@ pub struct AcquireOptions {
 }
 
 impl AcquireOptions {
-    /// What the id of a place says of the limit that its request knows, and of the rate in force for it.
-    pub(super) fn bound(&self, limit: u32, rate: Option<Rate>) -> Option<Bound> {
+    /// What the id of a place says of the limit that its request knows, and of the rate in force for it, where others
+    /// have windows of up to `longest`.
+    pub(super) fn bound(&self, limit: u32, rate: Option<Rate>, longest: Duration) -> Option<Bound> {
         // Without a claim it is of class 0.
         let headroom = if self.claim.is_some() { self.headroom } else { 0 };
         let is_bound = self.max_queue.is_some() || rate.is_some();
-        is_bound.then(|| Bound { limit, headroom, rate: self.bound_rate(rate) })
+        is_bound.then(|| Bound { limit, headroom, rate: self.bound_rate(rate, longest) })
     }
 
     /// The rate as this place is judged by it. Rates are in range for each cost, which can make a part of one longer.
-    fn bound_rate(&self, rate: Option<Rate>) -> Option<BoundRate> {
+    fn bound_rate(&self, rate: Option<Rate>, longest: Duration) -> Option<BoundRate> {
         let (rate, claim) = rate.zip(self.claim)?;
-        rate.of_cost(claim.cost())
+        Some(rate.of_cost(claim.cost())?.kept_for(longest))
     }
 
     /// The same, where the policy has this headroom and this rate. The scripts observe no rate of a place without a

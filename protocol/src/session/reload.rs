@@ -55,7 +55,7 @@ impl Reload {
             None => (place.limit, place.options),
         };
         let rate = limits.rate_for(options.rate);
-        let bound = place.bound.and_then(|_| options.bound(limit, rate));
+        let bound = place.bound.and_then(|_| options.bound(limit, rate, limits.longest_window()));
         (bound != place.bound).then_some((limit, bound, options))
     }
 

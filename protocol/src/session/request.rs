@@ -41,7 +41,8 @@ impl Session {
         }
         let is_first = self.places.is_empty() && !self.releases.is_any();
         self.limits.handle_lease(options.lease, is_first);
-        let bound = options.bound(limit, self.limits.rate_for(options.rate));
+        let rate = self.limits.rate_for(options.rate);
+        let bound = options.bound(limit, rate, self.limits.longest_window());
         let index = self.places.insert(limit, bound, options, now);
         self.counts.add_joining();
         self.reuse.follow(index, true, &self.places);

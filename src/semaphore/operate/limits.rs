@@ -106,8 +106,8 @@ impl Semaphore {
     /// rate of the policy is [smooth](crate::PolicyBuilder::smooth), or if it is more than 4000. Requests that already
     /// started count on. A request that costs more than a rate that is not spread is rejected.
     ///
-    /// Keep the window of the policy where you can. What has left a shorter one is forgotten, so once that is cleared, as
-    /// many can start at once as the policy allows; and a longer one counts from the moment at which it is set.
+    /// What started under a shorter window counts for the policy's once that is cleared; at most the last 4,000 starts
+    /// do. A longer window counts from the moment at which it is set.
     ///
     /// Each request that waits stands in the queue a second time until the backend has answered: see
     /// [`update_waiting`](Self::update_waiting).

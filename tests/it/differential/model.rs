@@ -10,7 +10,7 @@ use tower_semaphore::protocol::{
 };
 
 use super::wire::{Item, Lua, QUEUED, Told};
-use super::{Asks, History, KEY, NODES, Pick, Proof, Step, Terms, Time, WINDOW_US};
+use super::{Asks, History, KEY, NODES, Pick, Proof, Step, Terms, Time};
 
 /// An expected message: channel, text.
 pub(super) type Message = (String, String);
@@ -31,8 +31,6 @@ pub(super) struct Expected {
     pub(super) longest: (u64, u64),
     /// Whether the bound on work was reached.
     pub(super) more: bool,
-    /// When the window began that ends now, in seconds.
-    pub(super) window: f64,
 }
 
 /// A call of a script, and the headroom by which it judges.
@@ -253,6 +251,16 @@ impl<'a> Model<'a> {
         }
     }
 
+    /// Takes out the starts that none of them keeps, as the ledger does before each operation. The scripts wait until
+    /// their room is needed.
+    fn forget_starts(&mut self) {
+        let latest = self.ledger.starts().map(|(_, _, at, _)| at).max();
+        let Some((latest, until)) = latest.zip(self.ledger.counts_starts_until()) else { return };
+        let left = (self.now - (until - latest)) as f64 / 1e6;
+        self.send(cmd("ZREMRANGEBYSCORE").arg(KEY).arg(-left).arg("(-33554432"));
+        self.out.asides += 1;
+    }
+
     /// Has the ledger carry it out, and the server asked to do the same.
     fn operate(
         &mut self,
@@ -263,6 +271,7 @@ impl<'a> Model<'a> {
         Call { command, headroom }: &Call,
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) {
+        self.forget_starts();
         let caller = Caller {
             now: self.now,
             limit: self.limit,
@@ -295,9 +304,8 @@ impl<'a> Model<'a> {
             if matches!(status, PlaceStatus::Waiting(_) | PlaceStatus::Held) {
                 self.lease_ends.insert(*id, reply.lease_end);
                 self.leases.insert(*id, lease_ms);
-                let window = id.rate().map_or(0, |rate| rate.window().as_millis());
-                let window = u64::try_from(window).unwrap();
-                self.longest = self.longest.max(lease_ms).max(window);
+                let kept = id.rate().map_or(0, |rate| rate.kept_us() / 1000);
+                self.longest = self.longest.max(lease_ms).max(kept);
             }
         }
 
@@ -370,7 +378,6 @@ impl<'a> Model<'a> {
             set,
             longest,
             more,
-            window: (self.now - WINDOW_US) as f64 / 1e6,
         });
     }
 
@@ -397,9 +404,9 @@ impl<'a> Model<'a> {
                 }
             }
         }
-        let starts: HashSet<_> = self.ledger.starts().filter(|(.., end)| *end > self.now).collect();
+        let starts: HashSet<_> = self.ledger.starts().collect();
         for (node, n, at, end) in starts {
-            longest = longest.max((end - self.now) / 1000);
+            longest = longest.max(end.saturating_sub(self.now) / 1000);
             let score = -(at as f64 / 1e6);
             let id = self.known.iter().find(|id| id.node == node && id.n == n).unwrap();
             let number = id.to_string();

@@ -265,13 +265,16 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 7] = [
 ];
 
 /// The same for places with rates.
-const RATE_MUTANTS: [(&str, &str, &str); 30] = [
+const RATE_MUTANTS: [(&str, &str, &str); 33] = [
     ("rate", "  if opening > now then\n", "  if false then\n"),
     ("rate", "  if rank < 0 then return math.huge end\n", ""),
     ("rate", "+ 0.5) + window", "+ 0.5)"),
     ("rate", ", 36) - cost", ", 36) - 1"),
-    ("rate", "forget((window - now) / 1e6", "forget('-inf'"),
-    ("rate", "PTTL', key) < window / 1000 + 1 then", "PTTL', key) < 0 then"),
+    ("rate", "forget((kept - now) / 1e6", "forget('-inf'"),
+    ("rate", "forget((kept - now) / 1e6", "forget((window - now) / 1e6"),
+    ("rate", "has_left = opening > 0", "has_left = true"),
+    ("rate", "  has_left = opening > 0\n", ""),
+    ("rate", "PTTL', key) < kept / 1000 + 1 then", "PTTL', key) < 0 then"),
     ("rate", "members[i] = i .. 'r' .. number end", "break end"),
     ("promote", "not never and (opens or in_use", "not never and (in_use"),
     ("promote", "next_cost > next_room or opens == math.huge\n", "next_cost > next_room\n"),
@@ -287,7 +290,7 @@ const RATE_MUTANTS: [(&str, &str, &str); 30] = [
     ("acquire", ", -now / 1e6, 'r' .. number)", ")"),
     ("reassert", "      if proof == 99999999999999 then start(id) end\n", ""),
     ("acquire", "or 0) >= -33554432 then", "or 0) >= -1e99 then"),
-    ("acquire", " or ttl < window / 1000 + 1 then", " then"),
+    ("acquire", " or ttl < kept_ms + 1 then", " then"),
     ("answer", "'-33554432', '(0'", "'-inf', '(0'"),
     ("again", "    call_again = -math.ceil", "    call_again = 0 * math.ceil"),
     ("inspect", "local at = starts == 0 and", "local at ="),

@@ -206,9 +206,6 @@ impl Wire {
     }
 }
 
-/// Below the score of any place in a line.
-const FIRST_LINE: f64 = -33_554_432.0;
-
 impl Expected {
     /// `slack` is how much of a lease can have passed in real time, in ms.
     fn holds(
@@ -223,15 +220,11 @@ impl Expected {
             same("reply", &self.reply, reply)?;
         }
         same("messages", &*self.messages, messages)?;
-        let mut actual = members(set);
-        // Grants that have left their window stay until there is a reason to look at them.
-        actual.retain(|(_, score)| !(-self.window..FIRST_LINE).contains(score));
-        let is_left = actual.len() < members(set).len();
-        same("set", &self.set, &actual)?;
+        same("set", &self.set, &members(set))?;
         let Item::Int(ttl) = *ttl else { return Err(format!("PTTL: {ttl:?}")) };
         let (longest, ever) = self.longest;
         let good = if self.set.is_empty() {
-            ttl == -2 || is_left
+            ttl == -2
         } else {
             u64::try_from(ttl).is_ok_and(|ttl| ttl + slack >= longest && ttl <= 3 * ever + 1000)
         };
