@@ -124,6 +124,7 @@ async fn tenants_operated(operator: &Semaphore, other: &Semaphore) {
     let seen = operator.inspect_fleet(name_read.clone()).await.unwrap();
     assert_eq!(seen.tenants[0].set.limit, Some(1));
     operator.set_tenant(name_read, tenant_read, cap(None)).await.unwrap();
+    assert!(other.tenant_overrides().await.unwrap().is_empty());
     drop(other.acquire(ask(), &policy(5)).await.unwrap());
 }
 
