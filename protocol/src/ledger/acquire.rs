@@ -34,7 +34,9 @@ impl Ledger {
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
         if self.all_fit(caller, ids) {
-            if let Some(last) = ids.last() {
+            if self.starts.is_some()
+                && let Some(last) = ids.last()
+            {
                 let cost = ids.iter().map(|id| id.cost()).sum();
                 self.make_room(*last, cost, caller.now);
             }

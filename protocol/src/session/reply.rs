@@ -375,7 +375,9 @@ impl Session {
         let Some(place) = self.places.get_mut(index) else { return };
         place.held_at = now;
         place.granted_at = now;
-        self.note_start(index, now);
+        if place.options.rate.is_some() {
+            self.note_start(index, now);
+        }
         self.set(index, State::Held);
         self.events.push(Event::Progress(index));
         self.want_renewal(index);
