@@ -195,7 +195,7 @@ impl Load {
             (RATED, 9, 40..240),
             (PAUSED, 6, 60..300),
         ];
-        self.next_pause.store(self.recorder.now() + 1_000_000, Ordering::Relaxed);
+        self.ask_for_pause();
         let mut rng = Rng::with_seed(!seed);
         let mut tasks = Vec::new();
         for (key, count, think) in clients {
@@ -219,6 +219,11 @@ impl Load {
             }
         }
         tasks
+    }
+
+    /// Lets the upstream ask for the next pause when what a fault held back has come.
+    pub(crate) fn ask_for_pause(&self) {
+        self.next_pause.store(self.recorder.now() + 1_500_000, Ordering::Relaxed);
     }
 
     /// Returns whether a request is to be answered with a pause: one every few seconds, so that a request can wait

@@ -41,7 +41,7 @@ use crate::support::gateway::{Client, Gateway};
 use crate::support::redis::TestRedis;
 
 /// How long the load goes on after the last fault has ended.
-const CALM: Duration = Duration::from_millis(2500);
+const CALM: Duration = Duration::from_millis(3500);
 
 /// The cap of each tenant of a key, if there are tenants.
 const TENANTS: usize = 4;
@@ -79,11 +79,11 @@ fn rates(reuse: usize) -> Vec<Option<Rate>> {
     rates
 }
 
-/// Ends some of the pauses, sooner or later after they began, until the load stops.
-async fn operate(course: &Course, seed: u64) {
+/// Ends some of the pauses, sooner or later after they began, until the faults are over.
+async fn operate(course: &Course, is_over: &AtomicBool, seed: u64) {
     let semaphore = course.world.redis.lock().await.semaphore();
     let (recorder, mut rng, mut known) = (&course.recorder, Rng::with_seed(seed ^ 1), 0);
-    while !course.load.stop.load(Ordering::Relaxed) {
+    while !is_over.load(Ordering::Relaxed) {
         sleep(Duration::from_millis(10)).await;
         let pauses = recorder.lock().pauses.len();
         if pauses == known || rng.u8(..3) > 0 {
@@ -205,12 +205,16 @@ async fn run(shape: Shape, fair: Fair, reuse: usize, seed: u64, length: Duration
     println!("{shape:?}, {fair:?}, {reuse} with reuse, seed {seed}, {length:?} of faults");
     let course = Course::begin(shape, fair, reuse).await;
     let clients = course.load.start(seed);
+    let is_over = AtomicBool::new(false);
     let faults = async {
         course.faults(plan(shape, seed, length)).await;
-        sleep(CALM).await;
-        course.load.stop.store(true, Ordering::Relaxed);
+        is_over.store(true, Ordering::Relaxed);
     };
-    tokio::join!(faults, operate(&course, seed));
+    tokio::join!(faults, operate(&course, &is_over, seed));
+    // One that nothing disturbs, so that each run has a pause to judge.
+    course.load.ask_for_pause();
+    sleep(CALM).await;
+    course.load.stop.store(true, Ordering::Relaxed);
     join_all(clients).await.into_iter().for_each(Result::unwrap);
     course.end(seed).await
 }

@@ -19,9 +19,9 @@ use crate::support::gateway::Gateway;
 
 pub(super) const WAIT: Duration = Duration::from_secs(3);
 pub(super) const LEASE: Duration = Duration::from_secs(1);
-/// How long the gateways pause at most, whatever the upstream says.
+/// How long the gateways pause at most, whatever the upstream says. The shortest leaves some time to judge.
 pub(super) const MAX_PAUSES: [Duration; SLOTS] =
-    [Duration::from_millis(400), Duration::from_millis(700), Duration::from_millis(1000)];
+    [Duration::from_millis(700), Duration::from_millis(850), Duration::from_millis(1000)];
 /// Redis, the gateways, and the links between them.
 pub(super) struct World {
     recorder: Arc<Recorder>,
