@@ -3,6 +3,7 @@
 mod connections;
 mod ending;
 mod linger;
+mod local_rates;
 mod local_shares;
 mod lost_data;
 mod movement;
