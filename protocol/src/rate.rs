@@ -48,6 +48,11 @@ impl Rate {
         self.window_ms & SMOOTH != 0
     }
 
+    /// As many starts as these in the same window, spread over it if this rate is.
+    pub(crate) const fn with_starts(self, starts: NonZeroU32) -> Self {
+        Self { starts, ..self }
+    }
+
     /// The same, spread over its window.
     #[doc(hidden)]
     #[must_use]

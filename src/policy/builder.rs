@@ -292,11 +292,12 @@ impl PolicyBuilder {
     /// All users of a name should use the same rate: each request is judged by its own, one without a rate is not
     /// counted, and a process that knows only a shorter window forgets starts that have left it. A loss of data empties the window, so up
     /// to twice as many can start until a window has passed. In an outage, a [local share](OnUnavailable::Local) of the
-    /// limit has the same part of the rate; without a limit, as many starts as it has permits. What the process was granted
-    /// in the window before counts against that, unless it has not used the name for five seconds. So where requests are
-    /// spread evenly over the processes, an outage leaves the rate as it is; else up to twice as many can start until a
-    /// window has passed, and three times as many if the data are lost within that window. What ended in the outage does
-    /// not count after it.
+    /// limit has the same part of the rate; without a limit, as many starts as it has permits. These are whole starts, or
+    /// one in a longer time, and spread over the window if the rate is smooth. What the process was granted in the window
+    /// before counts against that, unless it has not used the name for five seconds. So where requests are spread evenly
+    /// over the processes, an outage leaves the rate as it is; else up to twice as many can start until a window has
+    /// passed, and three times as many if the data are lost within that window. What ended in the outage does not count
+    /// after it.
     ///
     /// [Tenants](crate::Ask::by) are compared by the permits that they have in use, not by what they started: one whose
     /// requests are short starts more of them.

@@ -1,12 +1,14 @@
 //! The part of a rate that the process's own share of the permits has while the backend cannot be asked.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::Session;
 use super::options::OnUnavailable;
 use super::place::Place;
 use crate::bound_rate::BoundRate;
+use crate::rate::Rate;
 use crate::time::Time;
 
 /// The last grants of requests that have a share and a rate: those of the share, which count on when the backend is back
@@ -30,31 +32,44 @@ struct Start {
     end: Time,
 }
 
-/// As much of a rate as a share is of the limit.
+/// As much of the rate in force as a share is of the limit; without a limit, as many starts as the share has permits.
 struct Part {
-    rate: BoundRate,
-    share: u64,
-    limit: u64,
+    window: Duration,
+    /// The starts in a window are `starts` by `of`: less than one, where there are more processes than starts.
+    starts: u64,
+    of: u64,
+    /// The same in whole starts, spread over the window if the rate is; `None`: there are none.
+    whole: Option<BoundRate>,
 }
 
 impl Part {
-    /// Whole starts in a window. Without a limit, as many as the share has permits.
-    fn starts(&self) -> u64 {
-        let starts = u64::from(self.rate.starts());
-        if self.limit == u64::from(u32::MAX) {
-            return starts.min(self.share);
-        }
-        starts * self.share / self.limit.max(1)
+    fn new(rate: Rate, share: u64, limit: u32) -> Self {
+        let all = u64::from(rate.starts());
+        let (starts, of) = match limit {
+            u32::MAX => (all.min(share), 1),
+            _ => (all * share.min(limit.into()), u64::from(limit).max(1)),
+        };
+        let whole = u32::try_from(starts / of).ok().and_then(NonZeroU32::new);
+        let whole = whole.and_then(|starts| rate.with_starts(starts).of_cost(1));
+        Self { window: rate.window(), starts, of, whole }
     }
 
-    /// How long a start of this cost counts: longer than the window, if the part is less than the cost.
+    /// How many may start at once.
+    fn at_once(&self) -> u32 {
+        self.whole.map_or(0, BoundRate::starts)
+    }
+
+    /// How long a start of this cost counts: as long as the part needs for it, if it is more than may start at once.
     fn counts_for(&self, cost: u32) -> Duration {
-        let window = self.rate.window();
-        if u64::from(cost) <= self.starts() {
-            return window;
+        if let Some(whole) = self.whole.filter(|whole| cost <= whole.starts()) {
+            return whole.window();
         }
-        let part = u128::from(self.rate.starts()) * u128::from(self.share);
-        let ns = window.as_nanos() * u128::from(cost) * u128::from(self.limit) / part.max(1);
+        if self.starts == 0 {
+            // What the backend granted counts for a share that comes later, as at the end of a pause.
+            return self.window;
+        }
+        let ns = self.window.as_nanos() * u128::from(cost) * u128::from(self.of);
+        let ns = ns.div_ceil(u128::from(self.starts));
         Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 }
@@ -126,18 +141,18 @@ impl Session {
         let Some((part, starts)) = self.part_of(place).zip(self.own_starts.as_ref()) else {
             return false;
         };
-        let room = part.starts().saturating_sub(place.cost().into());
+        let room = part.at_once().saturating_sub(place.cost());
         let mut counted = 0;
         starts.counting(&part, now).any(|(_, cost)| {
-            counted += u64::from(cost);
+            counted += cost;
             counted > room
         })
     }
 
     fn part_of(&self, place: &Place) -> Option<Part> {
-        let is_local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
-        let rate = place.bound.filter(|_| is_local)?.rate?;
-        let share = self.share_of(place.options.on_unavailable);
-        Some(Part { rate, share, limit: place.limit.into() })
+        let policy = place.options.on_unavailable;
+        let is_local = matches!(policy, OnUnavailable::Local(_));
+        let rate = self.limits.rate_for(place.options.rate.filter(|_| is_local))?;
+        Some(Part::new(rate, self.share_of(policy), place.limit))
     }
 }

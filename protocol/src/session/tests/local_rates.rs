@@ -3,6 +3,7 @@
 use super::rates::{rated, waiting};
 use super::*;
 use crate::bound_rate::BoundRate;
+use crate::rate::Rate;
 
 const DAY: u64 = 24 * 3600 * 1000;
 
@@ -10,19 +11,28 @@ fn shared(share: u32, starts: u32, window_ms: u64) -> AcquireOptions {
     AcquireOptions { on_unavailable: OnUnavailable::Local(share), ..rated(starts, window_ms) }
 }
 
+fn smooth(options: AcquireOptions) -> AcquireOptions {
+    AcquireOptions { rate: options.rate.map(Rate::spread), ..options }
+}
+
+/// How many of the requests that come each `step_ms`, one after the other, pass in an outage.
+fn admitted_in_turn(rig: &mut Rig, options: AcquireOptions, count: usize, step_ms: u64) -> u32 {
+    let mut admitted = 0;
+    for _ in 0..count {
+        let index = rig.request_with(AcquireOptions { max_queue: None, ..options });
+        admitted += u32::from(rig.progress(index) == Progress::Admitted);
+        rig.leave(index);
+        rig.pass(step_ms);
+    }
+    admitted
+}
+
 #[test]
 fn a_share_that_is_less_than_a_start_has_one_in_a_longer_time() {
     // Of 10 starts a second, a twentieth: one in two seconds.
     let mut rig = outage(20);
     let options = AcquireOptions { on_unavailable: OnUnavailable::Local(1), ..rated(1, 100) };
-    let mut admitted = 0;
-    for _ in 0..100 {
-        let index = rig.request_with(AcquireOptions { max_queue: None, ..options });
-        admitted += u32::from(rig.progress(index) == Progress::Admitted);
-        rig.leave(index);
-        rig.pass(100);
-    }
-    assert_eq!(admitted, 5, "in ten seconds");
+    assert_eq!(admitted_in_turn(&mut rig, options, 100, 100), 5, "in ten seconds");
 }
 
 #[test]
@@ -159,4 +169,86 @@ fn what_a_share_started_counts_though_nothing_is_in_flight() {
     assert!(!rig.is_over(), "a new session would know of no starts");
     rig.pass(2_000);
     assert!(rig.is_over());
+}
+
+#[test]
+fn without_a_limit_a_share_starts_as_many_as_it_has_permits_and_spreads_them_if_the_rate_is_smooth()
+{
+    // 600 a minute, for five minutes.
+    let options = shared(10, 600, 60_000);
+    for (options, at_once) in [(options, 10), (smooth(options), 1)] {
+        let mut rig = outage(u32::MAX);
+        assert_eq!(admitted_in_turn(&mut rig, options, 20, 0), at_once, "{:?}", options.rate);
+        rig.pass(60_000);
+        let admitted = admitted_in_turn(&mut rig, options, 3000, 100);
+        assert!((49..=50).contains(&admitted), "{admitted} in five minutes: {:?}", options.rate);
+    }
+}
+
+#[test]
+fn a_share_of_a_smooth_rate_is_spread_over_the_window_whatever_a_request_costs() {
+    // 1,000 a second, of which 150 are those of the share. Requests come at whole ms.
+    let options = smooth(shared(15, 60_000, 60_000));
+    let mut rig = outage(100);
+    let admitted = admitted_in_turn(&mut rig, options, 2000, 1);
+    assert!((280..=302).contains(&admitted), "{admitted} in two seconds");
+    // One each 6 s, and nothing for 18 s after one that counts as three.
+    let options = smooth(shared(10, 600, 60_000));
+    let claim = Some(Claim::new(Tenant::of_hash(7)).with_cost(3));
+    let mut rig = outage(u32::MAX);
+    assert_eq!(admitted_in_turn(&mut rig, AcquireOptions { claim, ..options }, 1, 17_990), 1);
+    assert_eq!(admitted_in_turn(&mut rig, options, 1, 20), 0);
+    assert_eq!(admitted_in_turn(&mut rig, options, 1, 5_990), 1);
+    assert_eq!(admitted_in_turn(&mut rig, options, 2, 20), 1);
+}
+
+#[test]
+fn a_share_has_its_part_of_the_rate_that_an_operator_set() {
+    let mut rig = Rig::new(u32::MAX);
+    let set = Override { rate: Rate::parse("5/1000"), ..Override::default() };
+    rig.session.handle_override(set, rig.now());
+    rig.session.handle_unreachable(rig.now());
+    let options = shared(10, 600, 60_000);
+    assert_eq!(admitted_in_turn(&mut rig, options, 20, 0), 5);
+    let waits = rig.request_with(options);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.session.handle_override(Override::default(), rig.now());
+    assert_eq!(rig.progress(waits), Progress::Admitted, "the sixth of ten in a minute");
+}
+
+#[test]
+fn what_the_backend_granted_while_there_is_no_share_is_kept_for_its_window() {
+    let mut rig = Rig::new(1000);
+    let index = rig.request_with(shared(1, 1000, 10_000));
+    let (call, sent) = (rig.call().expect("an acquire"), rig.now());
+    let reply = rig.carry_out(&call);
+    let until = rig.now() + ms(1_000);
+    rig.session.handle_pause(Some(until), rig.now());
+    rig.reply(&call.op, &reply, sent);
+    assert_eq!(rig.progress(index), Progress::Held);
+    rig.leave(index);
+    rig.settle();
+    rig.live(9_000);
+    rig.session.handle_unreachable(rig.now());
+    let next = rig.request_with(shared(1, 1000, 10_000));
+    assert_eq!(rig.progress(next), Progress::Waiting, "one of its window has started");
+    rig.pass(1_000);
+    assert_eq!(rig.progress(next), Progress::Admitted);
+    rig.leave(next);
+    rig.reconnect(same_data());
+    rig.live(11_000);
+    assert!(rig.is_over());
+}
+
+#[test]
+fn a_share_above_the_limit_of_a_request_has_no_more_than_the_whole_rate() {
+    let mut rig = outage(2);
+    assert_eq!(admitted_in_turn(&mut rig, shared(10, 4, 60_000), 10, 0), 4);
+}
+
+#[test]
+fn under_admit_no_rate_counts() {
+    let mut rig = outage(2);
+    let options = AcquireOptions { on_unavailable: OnUnavailable::Admit, ..rated(1, 60_000) };
+    assert_eq!(admitted_in_turn(&mut rig, options, 10, 0), 10);
 }
