@@ -13,7 +13,8 @@ pub enum RejectReason {
     /// The request asks for more permits than it could ever get: more than the limit, the part of it that its class
     /// may use, or the cap of its tenant.
     CostTooHigh,
-    /// As many permits were granted lately as the rate allows, and this request may not wait.
+    /// As many permits were granted lately as the rate allows, or in an outage the part of it that the process's own share
+    /// has, and this request may not wait.
     Rate,
     /// No permit came free within the wait timeout, or the rate allowed no grant.
     QueueTimeout,

@@ -74,7 +74,8 @@ pub enum RefusalReason {
     /// [`RejectReason::CostTooHigh`]. The status is always 400.
     CostTooHigh,
     /// As many requests have started lately as the [rate](super::ConcurrencyLimitBuilder::rate) allows, and the layer
-    /// lets no request wait. [`retry_after`](field@Refusal::retry_after) is when the next can.
+    /// lets no request wait. [`retry_after`](field@Refusal::retry_after) is when the next can. In an outage with a
+    /// [local share](crate::OnUnavailable::Local), both go by the part of the rate that this process has.
     Rate,
     /// The queue is full.
     QueueFull,

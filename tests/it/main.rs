@@ -75,6 +75,8 @@ mod operate;
 mod outage;
 #[cfg(feature = "redis")]
 mod outage_policies;
+#[cfg(feature = "redis")]
+mod outage_rates;
 mod pause_records;
 mod pauses;
 mod properties;

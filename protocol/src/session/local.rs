@@ -117,7 +117,7 @@ impl Session {
                 // It leaves the queue.
                 self.admit(index, now);
             } else {
-                let next = self.next_local_start(place, now);
+                let next = self.kept_by_rate_until(place, now);
                 next.into_iter().for_each(|at| self.want(at));
                 return;
             }
@@ -126,14 +126,21 @@ impl Session {
 
     /// Whether the policy lets this request pass too.
     pub(super) fn has_share(&self, place: &Place, now: Time) -> bool {
+        self.has_permits(place) && self.local_opening(place, now).is_none()
+    }
+
+    /// Whether the policy has permits for it, whatever the rate says.
+    fn has_permits(&self, place: &Place) -> bool {
         let share = self.share_of(place.options.on_unavailable);
         let is_local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
         let is_capped = is_local
             && place.options.claim.is_some_and(|claim| self.counts.tenants().exceeds_each(claim));
-        let is_over_rate = self.exceeds_rate_of_share(place, now);
-        !is_capped
-            && !is_over_rate
-            && self.counts.in_flight().saturating_add(u64::from(place.cost())) <= share
+        !is_capped && self.counts.in_flight().saturating_add(u64::from(place.cost())) <= share
+    }
+
+    /// Until when the rate keeps this place back, if there are permits for it.
+    pub(super) fn kept_by_rate_until(&self, place: &Place, now: Time) -> Option<Time> {
+        self.local_opening(place, now).filter(|_| self.has_permits(place))
     }
 
     /// Whether it asks for more than the share of its process. If there is no share, it waits for an operator.
@@ -155,13 +162,28 @@ impl Session {
 
     /// Why the place may not wait for a share, with `before` of its line ahead of it; `None` if it may, as one that stood
     /// in the queue before the outage.
-    pub(super) fn local_refusal(&self, place: &Place, before: u64) -> Option<RejectReason> {
+    pub(super) fn local_refusal(
+        &self,
+        place: &Place,
+        before: u64,
+        now: Time,
+    ) -> Option<RejectReason> {
         match place.options.max_queue {
             _ if place.claim().exceeds_each() => Some(RejectReason::CostTooHigh),
             _ if place.queued => None,
-            None if self.is_stopped_locally(place) => Some(RejectReason::TenantLimit),
-            None => Some(RejectReason::Limit),
+            None => Some(self.lack_of_share(place, now)),
             Some(max) => (before >= u64::from(max)).then_some(RejectReason::QueueFull),
+        }
+    }
+
+    /// Why a place that may not wait has no share, as the ledger says it.
+    pub(super) fn lack_of_share(&self, place: &Place, now: Time) -> RejectReason {
+        if self.is_stopped_locally(place) {
+            RejectReason::TenantLimit
+        } else if self.kept_by_rate_until(place, now).is_some() {
+            RejectReason::Rate
+        } else {
+            RejectReason::Limit
         }
     }
 

@@ -93,11 +93,19 @@ impl OwnStarts {
         }
     }
 
-    /// Those that count for this part, the latest first: until when, and for how many.
-    fn counting<'a>(&'a self, part: &'a Part, now: Time) -> impl Iterator<Item = (Time, u32)> + 'a {
+    /// When this part allows one more of this cost; `None`: now.
+    fn opening(&self, part: &Part, cost: u32, now: Time) -> Option<Time> {
+        let room = part.at_once().saturating_sub(cost);
         let starts = self.by_time.iter().rev();
-        let ends = starts.map(|start| (start.at + part.counts_for(start.cost), start.cost));
-        ends.filter(move |(end, _)| now < *end)
+        let counting = starts.map(|start| (start.at + part.counts_for(start.cost), start.cost));
+        let mut counted = 0;
+        // The latest may go on counting, as far as there is room. Of the others, one that was granted by the whole rate can
+        // count longer than a later one.
+        let beyond = counting.filter(|(end, _)| now < *end).filter(|(_, cost)| {
+            counted += cost;
+            counted > room
+        });
+        beyond.map(|(end, _)| end).max()
     }
 
     #[cfg(test)]
@@ -122,12 +130,6 @@ impl Session {
         Some(self.own_starts.as_ref()?.by_time.front()?.end)
     }
 
-    /// When the part of the rate next allows a place more that it does not allow now.
-    pub(super) fn next_local_start(&self, place: &Place, now: Time) -> Option<Time> {
-        let (part, starts) = self.part_of(place).zip(self.own_starts.as_ref())?;
-        starts.counting(&part, now).map(|(end, _)| end).min()
-    }
-
     /// Notes that a place is granted.
     pub(super) fn note_start(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
@@ -136,17 +138,11 @@ impl Session {
         self.own_starts.get_or_insert_default().push(start);
     }
 
-    /// Whether the share's part of the rate is used up.
-    pub(super) fn exceeds_rate_of_share(&self, place: &Place, now: Time) -> bool {
-        let Some((part, starts)) = self.part_of(place).zip(self.own_starts.as_ref()) else {
-            return false;
-        };
-        let room = part.at_once().saturating_sub(place.cost());
-        let mut counted = 0;
-        starts.counting(&part, now).any(|(_, cost)| {
-            counted += cost;
-            counted > room
-        })
+    /// When the share's part of the rate allows this place; `None`: now, or the place has no such part.
+    pub(super) fn local_opening(&self, place: &Place, now: Time) -> Option<Time> {
+        // First the starts: most sessions have none.
+        let starts = self.own_starts.as_ref()?;
+        starts.opening(&self.part_of(place)?, place.cost(), now)
     }
 
     fn part_of(&self, place: &Place) -> Option<Part> {

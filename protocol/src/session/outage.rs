@@ -47,7 +47,7 @@ impl Session {
                 self.fail(index, now);
                 continue;
             }
-            match self.local_refusal(place, *before) {
+            match self.local_refusal(place, *before, now) {
                 None => {
                     *before += 1;
                     self.places.get_mut(index).into_iter().for_each(|place| place.queued = true);
@@ -115,7 +115,7 @@ impl Session {
             return self.fail(index, now);
         }
         let before = self.waiting_locally(place).saturating_sub(1);
-        match self.local_refusal(place, before) {
+        match self.local_refusal(place, before, now) {
             Some(reason) => self.refuse_by_policy(index, reason, now),
             None => self.places.get_mut(index).into_iter().for_each(|place| place.queued = true),
         }
@@ -136,7 +136,8 @@ impl Session {
             && !may_wait
             && !self.exceeds_share(place)
         {
-            self.refuse_by_policy(index, RejectReason::Limit, now);
+            let reason = self.lack_of_share(place, now);
+            self.refuse_by_policy(index, reason, now);
         } else {
             self.fail(index, now);
         }
@@ -169,12 +170,13 @@ impl Session {
         self.want(now + WAITING_RENEWAL);
     }
 
-    /// Refuses a request because this process's share is used up: the counts are the process's own.
+    /// Refuses a request because this process's share, or its part of the rate, is used up: the counts are the process's
+    /// own.
     pub(super) fn refuse_by_policy(&mut self, index: usize, reason: RejectReason, now: Time) {
         self.leave_server(index, now);
         let waiting = self.outage.as_ref().map_or(0, LocalQueue::waiting);
         let usage = Usage { in_use: self.counts.in_flight(), waiting };
-        self.set(index, State::refused(reason, Some(usage)));
+        self.set(index, State::refused(reason, Some(usage), true));
         self.events.push(Event::Refused(index));
     }
 }

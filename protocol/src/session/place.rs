@@ -125,6 +125,8 @@ pub(super) enum State {
         reason: RejectReason,
         /// Whether the counts are known. With an `Option` of both, every place would be larger.
         is_counted: bool,
+        /// Whether the process's own share is what it was refused.
+        is_local: bool,
         /// The turn that a request would have had that came then, as in [`Place::turn`].
         next: Option<NonZeroU32>,
         in_use: u64,
@@ -141,9 +143,9 @@ pub(super) enum State {
 }
 
 impl State {
-    pub(super) fn refused(reason: RejectReason, usage: Option<Usage>) -> Self {
+    pub(super) fn refused(reason: RejectReason, usage: Option<Usage>, is_local: bool) -> Self {
         let Usage { in_use, waiting } = usage.unwrap_or_default();
-        Self::Refused { reason, is_counted: usage.is_some(), next: None, in_use, waiting }
+        Self::Refused { reason, is_counted: usage.is_some(), is_local, next: None, in_use, waiting }
     }
 
     /// Whether its request has asked for a permit and has none.

@@ -101,7 +101,8 @@ impl Session {
     /// What a refused request is told.
     fn refused(&self, index: usize, now: Time) -> Progress {
         let Some(place) = self.places.get(index) else { return Progress::Closed };
-        let State::Refused { reason, is_counted, in_use, waiting, .. } = place.state else {
+        let State::Refused { reason, is_counted, is_local, in_use, waiting, .. } = place.state
+        else {
             return Progress::Closed;
         };
         let usage = is_counted.then_some(Usage { in_use, waiting });
@@ -112,15 +113,19 @@ impl Session {
         let is_blamed = limit != Some(0) && !is_tenant_full && reason.is_of_limit();
         let paused = self.limits.paused_until().filter(|_| is_blamed);
         let reason = paused.map_or(reason, |_| RejectReason::UpstreamPause);
+        let opens_at = match is_local {
+            true => self.kept_by_rate_until(place, now),
+            false => self.probe.opens_at(),
+        };
         let end = match reason {
             // Nothing is granted before both are over.
             RejectReason::UpstreamPause | RejectReason::Quarantine => {
                 self.quarantined_until().max(paused)
             }
-            RejectReason::Rate => self.probe.opens_at(),
+            RejectReason::Rate => opens_at,
             // A permit was free for the next in turn, and only the rate kept it back.
             RejectReason::QueueTimeout | RejectReason::QueueFull if !is_tenant_full => {
-                self.probe.opens_at().filter(|_| place.options.rate.is_some())
+                opens_at.filter(|_| place.options.rate.is_some())
             }
             _ => None,
         };
@@ -369,7 +374,7 @@ impl Session {
     }
 
     pub(super) fn refuse(&mut self, index: usize, reason: RejectReason, usage: Option<Usage>) {
-        self.set(index, State::refused(reason, usage));
+        self.set(index, State::refused(reason, usage, false));
         self.note_refusal(index);
         self.events.push(Event::Progress(index));
     }

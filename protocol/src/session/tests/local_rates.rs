@@ -27,6 +27,11 @@ fn admitted_in_turn(rig: &mut Rig, options: AcquireOptions, count: usize, step_m
     admitted
 }
 
+fn refusal(progress: Progress) -> (RejectReason, Option<Duration>) {
+    let Progress::Refused { reason, ends_in, .. } = progress else { panic!("{progress:?}") };
+    (reason, ends_in)
+}
+
 #[test]
 fn a_share_that_is_less_than_a_start_has_one_in_a_longer_time() {
     // Of 10 starts a second, a twentieth: one in two seconds.
@@ -217,6 +222,91 @@ fn a_share_has_its_part_of_the_rate_that_an_operator_set() {
 }
 
 #[test]
+fn a_request_that_the_part_of_a_rate_keeps_back_is_told_of_the_rate_and_when_the_next_can_start() {
+    for limit in [2, u32::MAX] {
+        let mut rig = outage(limit);
+        let tries = |share| AcquireOptions { max_queue: None, ..shared(share, 2, 60_000) };
+        let first = rig.request_with(tries(2));
+        rig.pass(1_000);
+        let second = rig.request_with(tries(2));
+        // No permit is free.
+        let third = rig.request_with(tries(2));
+        assert_eq!(refusal(rig.progress(third)), (RejectReason::Limit, None));
+        rig.leave(first);
+        rig.pass(9_000);
+        let third = rig.request_with(tries(2));
+        assert_eq!(refusal(rig.progress(third)), (RejectReason::Rate, Some(ms(50_000))));
+        // It is as late as the request is when it asks.
+        rig.pass(1_000);
+        assert_eq!(refusal(rig.progress(third)), (RejectReason::Rate, Some(ms(49_000))));
+        rig.leave(second);
+        let claim = Some(Claim::without_tenant().with_cost(2));
+        let two = rig.request_with(AcquireOptions { claim, ..tries(2) });
+        let both = (RejectReason::Rate, Some(ms(50_000)));
+        assert_eq!(refusal(rig.progress(two)), both, "once both have left the window");
+        rig.pass(49_000);
+        let next = rig.request_with(tries(2));
+        assert_eq!(rig.progress(next), Progress::Admitted);
+    }
+}
+
+#[test]
+fn a_request_that_was_on_its_way_when_its_call_failed_is_told_of_the_part_of_the_rate() {
+    let options = AcquireOptions { max_queue: None, ..shared(1, 1, 60_000) };
+    let mut rig = outage(1);
+    let first = rig.request_with(options);
+    assert_eq!(rig.progress(first), Progress::Admitted);
+    rig.leave(first);
+    rig.session.handle_connected(same_data(), rig.now());
+    rig.pass(20_000);
+    let second = rig.request_with(options);
+    let call = rig.call().expect("an acquire");
+    rig.session.handle_call_refused(&call.op, rig.now());
+    assert_eq!(refusal(rig.progress(second)), (RejectReason::Rate, Some(ms(40_000))));
+    let third = rig.request_with(options);
+    rig.session.handle_unreachable(rig.now());
+    assert_eq!(refusal(rig.progress(third)), (RejectReason::Rate, Some(ms(40_000))));
+}
+
+#[test]
+fn a_request_that_waits_in_vain_for_the_part_of_a_rate_is_told_when_the_next_can_start() {
+    let mut rig = outage(10);
+    let options = AcquireOptions { max_queue: Some(1), ..shared(5, 2, 60_000) };
+    let first = rig.request_with(options);
+    let waits = rig.request_with(options);
+    let full = rig.request_with(options);
+    assert_eq!(refusal(rig.progress(full)), (RejectReason::QueueFull, Some(ms(60_000))));
+    rig.pass(20_000);
+    let now = rig.now();
+    rig.session.handle_wait_timeout(waits, now);
+    assert_eq!(refusal(rig.progress(waits)), (RejectReason::QueueTimeout, Some(ms(40_000))));
+    rig.leave(first);
+    // Where no permit is free either, nothing is known of the time.
+    let mut rig = outage(10);
+    let options = AcquireOptions { max_queue: Some(1), ..shared(1, 10, 60_000) };
+    rig.request_with(options);
+    let waits = rig.request_with(options);
+    let now = rig.now();
+    rig.session.handle_wait_timeout(waits, now);
+    assert_eq!(refusal(rig.progress(waits)), (RejectReason::QueueTimeout, None));
+}
+
+#[test]
+fn no_rate_is_blamed_while_nothing_is_granted() {
+    let options = AcquireOptions { max_queue: None, ..shared(1, 1, 60_000) };
+    let mut rig = outage(1);
+    let first = rig.request_with(options);
+    rig.leave(first);
+    let until = rig.now() + ms(5_000);
+    rig.session.handle_pause(Some(until), rig.now());
+    let paused = rig.request_with(options);
+    assert_eq!(refusal(rig.progress(paused)), (RejectReason::UpstreamPause, Some(ms(5_000))));
+    rig.session.handle_override(Override::parse("0 open").expect("an override"), rig.now());
+    let paused = rig.request_with(options);
+    assert_eq!(refusal(rig.progress(paused)), (RejectReason::Limit, None));
+}
+
+#[test]
 fn what_the_backend_granted_while_there_is_no_share_is_kept_for_its_window() {
     let mut rig = Rig::new(1000);
     let index = rig.request_with(shared(1, 1000, 10_000));
@@ -238,6 +328,24 @@ fn what_the_backend_granted_while_there_is_no_share_is_kept_for_its_window() {
     rig.reconnect(same_data());
     rig.live(11_000);
     assert!(rig.is_over());
+}
+
+#[test]
+fn what_the_backend_granted_by_the_whole_rate_counts_as_long_as_the_part_needs_for_it() {
+    let mut rig = Rig::new(u32::MAX);
+    let options = smooth(shared(10, 600, 60_000));
+    for cost in [3, 1] {
+        let claim = Some(Claim::without_tenant().with_cost(cost));
+        let index = rig.request_with(AcquireOptions { claim, ..options });
+        rig.settle();
+        assert_eq!(rig.progress(index), Progress::Held);
+        rig.leave(index);
+        rig.live(300);
+    }
+    rig.session.handle_unreachable(rig.now());
+    let next = rig.request_with(AcquireOptions { max_queue: None, ..options });
+    // By its part, one in 6 s, the first had taken 18 s, and the second is over before.
+    assert_eq!(refusal(rig.progress(next)), (RejectReason::Rate, Some(ms(17_400))));
 }
 
 #[test]
