@@ -313,6 +313,8 @@ impl fmt::Display for Said<'_> {
         let (of, it) = (Named("of", self.name), self.name.unwrap_or("the semaphore"));
         match self.rejected.reason {
             RejectReason::Limit if limit == 0 => write!(f, "the limit{of} is 0"),
+            // The share of a process, in an outage.
+            RejectReason::Limit if limit == u32::MAX => write!(f, "no permit{of} is free"),
             RejectReason::Limit => write!(f, "all {limit} permits{of} are in use"),
             RejectReason::TenantLimit if each == Some(0) => {
                 write!(f, "the tenant may have no permits{of}")

@@ -59,8 +59,10 @@ impl Refusal {
                 problem["expected-wait"] = json!(wait.as_millis().div_ceil(100) as f64 / 10.0);
             }
         }
-        if self.reason.is_full() {
-            problem["violated-policies"] = json!([self.violated()]);
+        if self.reason.is_full()
+            && let Some(violated) = self.violated()
+        {
+            problem["violated-policies"] = json!([violated]);
         }
 
         let mut response = Response::new(RefusalBody::from(problem.to_string()));
@@ -166,25 +168,26 @@ impl Refusal {
         self.rejected.as_ref()?.each
     }
 
-    /// The policy that was violated: the layer's limit or rate, or the cap of each tenant.
-    fn violated(&self) -> String {
+    /// The policy that was violated: the layer's limit or rate, or the cap of each tenant. `None` if the layer has no limit
+    /// and something else than the rate kept the request back, such as the process's own share in an outage.
+    fn violated(&self) -> Option<String> {
         let policy = &self.policy;
-        match self.reason {
-            _ if self.is_tenant_full() => format!("{policy}/each"),
-            _ if self.is_of_rate() => format!("{policy}/rate"),
-            _ => policy.to_string(),
+        match &self.rejected {
+            _ if self.is_tenant_full() => Some(format!("{policy}/each")),
+            _ if self.is_of_rate() => Some(format!("{policy}/rate")),
+            Some(rejected) if rejected.limit == u32::MAX => None,
+            _ => Some(policy.to_string()),
         }
     }
 
-    /// The headers of draft-ietf-httpapi-ratelimit-headers-11: each policy, and what is left where it is known.
-    fn rate_limit_fields(&self, rejected: &Rejected) -> [(HeaderName, String); 2] {
+    /// The headers of draft-ietf-httpapi-ratelimit-headers-11: each policy, and what is left of the one that was violated.
+    fn rate_limit_fields(&self, rejected: &Rejected) -> Vec<(HeaderName, String)> {
         let (policy, limit) = (&self.policy, rejected.limit);
         let unit = "qu=\"concurrent-requests\"";
         let mut policies = Vec::new();
         if limit < u32::MAX {
             policies.push(format!("\"{policy}\";q={limit};{unit}"));
         }
-        let mut left = format!("\"{policy}\";r=0");
         if let Some(rate) = rejected.rate() {
             // The window is in whole seconds there.
             let window = Some(rate.window()).filter(|window| window.subsec_nanos() == 0);
@@ -192,18 +195,14 @@ impl Refusal {
                 window.map_or_else(String::new, |window| format!(";w={}", window.as_secs()));
             policies.push(format!("\"{policy}/rate\";q={}{window}", rate.starts()));
         }
-        if self.is_of_rate() {
-            let next = rejected.ends_in.map(|left| left.as_secs_f64().ceil());
-            let next = next.map_or_else(String::new, |left| format!(";t={left}"));
-            left = format!("\"{policy}/rate\";r=0{next}");
-        }
         if let Some(each) = rejected.each {
             policies.push(format!("\"{policy}/each\";q={each};{unit}"));
         }
-        if rejected.is_tenant_full {
-            // What is left of the limit would show what other tenants use.
-            left = format!("\"{policy}/each\";r=0");
-        }
-        [(RATE_LIMIT_POLICY, policies.join(", ")), (RATE_LIMIT, left)]
+        let next = rejected.ends_in.filter(|_| self.is_of_rate() && !self.is_tenant_full());
+        let next = next.map(|left| format!(";t={}", left.as_secs_f64().ceil())).unwrap_or_default();
+        // What is left of the limit would show what other tenants use.
+        let left = self.violated().map(|violated| format!("\"{violated}\";r=0{next}"));
+        let left = left.map(|left| (RATE_LIMIT, left));
+        [(RATE_LIMIT_POLICY, policies.join(", "))].into_iter().chain(left).collect()
     }
 }

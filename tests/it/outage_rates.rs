@@ -74,3 +74,15 @@ async fn a_request_that_the_part_of_a_smooth_rate_keeps_back_is_told_of_the_rate
         assert_eq!(problem["violated-policies"][0], "api/rate");
     }
 }
+
+#[tokio::test]
+async fn without_a_limit_a_share_in_use_is_not_told_as_a_policy_that_there_is_not() {
+    let semaphore = without_redis().await;
+    let layer = layer(&semaphore, Limit::Unlimited, 1);
+    let (refusal, headers, problem) = second(layer, true).await;
+    assert_eq!(refusal.reason, RefusalReason::Limit);
+    assert_eq!(refusal.to_string(), "no permit of api is free");
+    assert_eq!(headers["ratelimit-policy"], "\"api/rate\";q=600;w=60");
+    assert_eq!(headers.get("ratelimit"), None);
+    assert_eq!(problem.get("violated-policies"), None);
+}

@@ -55,6 +55,9 @@ impl ConcurrencyLimitBuilder {
     /// Sets whether the default response has the headers `RateLimit-Policy` and `RateLimit`
     /// (draft-ietf-httpapi-ratelimit-headers-11). The default is `true`.
     ///
+    /// The first has the limit, the rate and the cap of a tenant, as far as there are any. The second names the one that
+    /// kept the request back, and is omitted if none did: without a limit, the process's own share in an outage.
+    ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
     /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
