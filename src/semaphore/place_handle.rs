@@ -10,6 +10,7 @@ use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
 use crate::node::Node;
+use crate::node::overrides::pauses::Length;
 use crate::node::sessions::Remembered;
 use crate::node::shared_session::{SessionState, SharedSession};
 use crate::policy::Policy;
@@ -263,9 +264,10 @@ impl PlaceHandle {
 
     /// Pauses the semaphore, for as long as the policy allows at most.
     pub(super) fn pause(&self, duration: Duration, cause: PauseCause) {
-        let duration = duration.min(Duration::from_millis(self.max_pause_ms.into()));
-        if !duration.is_zero() {
-            self.node().pause(self.shared.name(), duration, cause);
+        let most = Duration::from_millis(self.max_pause_ms.into());
+        let length = Length { pause: duration.min(most), most };
+        if !length.pause.is_zero() {
+            self.node().pause(self.shared.name(), length, cause);
         }
     }
 

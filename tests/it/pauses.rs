@@ -41,6 +41,7 @@ on_both! {
     resume_ends_it_and_it_does_not_come_back
     what_an_operator_set_wins_in_each_order
     a_process_that_starts_meanwhile_knows_it
+    a_short_pause_is_short
     an_upstream_can_pause_no_longer_than_the_policy_allows
     it_says_who_asked_for_it_and_why
     a_pause_that_is_no_pause_is_an_error
@@ -244,14 +245,37 @@ async fn an_upstream_can_pause_no_longer_than_the_policy_allows(node: &dyn Fn() 
     drop(own.try_acquire("x", &policy(5)).await.unwrap());
     own.acquire("x", &bounded(BRIEF)).await.unwrap().feedback(day);
     let left = is_paused(&own).await.ends_in.unwrap();
-    assert!(left <= BRIEF + Duration::from_millis(250), "{left:?}");
+    assert!(left <= BRIEF, "{left:?}");
     let wait = own.acquire("x", &policy(5));
     let permit = timeout(BRIEF + 2 * AT_ONCE, wait).await.expect("in time").unwrap();
     permit.feedback(day);
     let left = is_paused(&own).await.ends_in.unwrap();
-    assert!(left <= Duration::from_millis(60_250), "{left:?}");
+    assert!(left <= Policy::DEFAULT_MAX_PAUSE, "{left:?}");
     let error = Policy::builder(5).max_pause(Duration::from_secs(3601)).build().unwrap_err();
     assert_eq!(error.to_string(), "longest pause is 3601s; expected 0 (never pause) to 3600s");
+}
+
+async fn a_short_pause_is_short(node: &dyn Fn() -> Semaphore) {
+    let (own, other) = (node(), node());
+    let (asked, most) = (Duration::from_millis(12), Duration::from_millis(20));
+    let permit = own.acquire("x", &policy(5)).await.unwrap();
+    // The quickest of some: this machine may be busy.
+    let mut quickest = Duration::MAX;
+    for node in [&own, &other, &own, &other, &own] {
+        let began = Instant::now();
+        permit.feedback(Feedback::Backoff(asked));
+        drop(timeout(AT_ONCE, own.acquire("x", &policy(5))).await.expect("in time").unwrap());
+        let took = began.elapsed();
+        assert!(took >= asked, "{took:?}");
+        quickest = quickest.min(took);
+        drop(timeout(AT_ONCE, node.acquire("x", &policy(5))).await.expect("in time").unwrap());
+    }
+    assert!(quickest < asked * 4, "{quickest:?}");
+    drop(permit);
+    let brief = Policy::builder(5).max_pause(most).build().unwrap();
+    own.acquire("x", &brief).await.unwrap().feedback(Feedback::Backoff(LONG));
+    let left = rejection(own.try_acquire("x", &policy(5)).await).ends_in.unwrap();
+    assert!(left <= most, "{left:?}");
 }
 
 async fn it_says_who_asked_for_it_and_why(node: &dyn Fn() -> Semaphore) {
@@ -337,7 +361,7 @@ async fn a_layer_bounds_a_pause_and_makes_none_in_shadow() {
     assert_eq!(semaphore.inspect("x").await.unwrap().paused, None);
     bounded.ready().await.unwrap().call(get("/503/86400")).await.unwrap();
     let paused = semaphore.inspect("x").await.unwrap().paused.unwrap();
-    assert!(paused.left <= BRIEF + Duration::from_millis(250), "{paused:?}");
+    assert!(paused.left <= BRIEF, "{paused:?}");
 }
 
 /// What a layer further in says is not the upstream's.
@@ -388,6 +412,40 @@ async fn thirty_responses_at_once_are_one_write() {
     assert_eq!(server.calls("hset"), 1);
     assert!(server.calls("hgetall") <= 3 + 3, "one attempt of each process, and one reading");
     assert!(server.calls("time") - asked <= 3, "only the acquires");
+}
+
+/// What each of a thousand responses asks for ends later than what is known.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_thousand_responses_a_second_are_ten_writes_a_second() {
+    let server = TestRedis::start();
+    let most = Duration::from_secs(1);
+    let brief = Policy::builder(5).max_pause(most).build().unwrap();
+    let (own, other) = (server.semaphore(), server.semaphore());
+    drop(other.acquire("x", &policy(5)).await.unwrap());
+    let permit = own.acquire("x", &brief).await.unwrap();
+    for pause in [Duration::from_millis(12), most] {
+        let _: String = server.command(&["CONFIG", "RESETSTAT"]);
+        let (began, mut asked) = (Instant::now(), 0);
+        let mut each = tokio::time::interval(Duration::from_millis(1));
+        while server.calls("hset") < 6 {
+            for _ in 0..10 {
+                each.tick().await;
+                permit.feedback(Feedback::Backoff(pause));
+                asked += 1;
+            }
+        }
+        let (writes, took) = (server.calls("hset"), began.elapsed());
+        println!("{pause:?}: {asked} responses in {took:?}, {writes} writes");
+        assert!(took >= Duration::from_millis(100) * 5, "{writes} in {took:?}");
+        assert!(took < Duration::from_secs(3), "the later end is recorded, too: {took:?}");
+    }
+    // The others know the end that was asked for last.
+    is_paused(&other).await;
+    let began = Instant::now();
+    permit.feedback(Feedback::Backoff(most));
+    drop(own.acquire("x", &policy(5)).await.unwrap());
+    assert!(began.elapsed() >= most, "{:?}", began.elapsed());
 }
 
 #[cfg(feature = "redis")]

@@ -22,22 +22,27 @@
 //! process that was cut off brings a pause back.
 //!
 //! *What is bounded.* One record of a process is in flight; after one that was refused, or not answered, none is sent for
-//! [`RETRY`]. A process knows at most [`KNOWN_MAX`] pauses, and forgets them when they end, whether the server answers or
-//! not.
+//! [`RETRY`]. Records of one name are [`ANNOUNCED_INTERVAL`] apart: other processes read changes that come thick no more
+//! often, and a pause that is longer than that has not ended there when its later end is recorded. A process knows at
+//! most [`KNOWN_MAX`] pauses, and forgets them when they end, whether the server answers or not.
+
+mod unsent;
 
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::unsent::Unsent;
+use super::ANNOUNCED_INTERVAL;
 use crate::backend::{Change, Overrides};
 use crate::node::peers::process;
 use crate::node::server::servers::REDIRECT_LOOP;
 use crate::protocol::{Pause, PauseCause, Time};
 
-/// How much longer a pause lasts than was asked for: the requests that are answered next ask for almost the same end,
-/// and are to change nothing.
+/// How much longer a pause lasts at most than was asked for: see [`Length::slack`].
 const SLACK: Duration = Duration::from_millis(250);
+/// The part of a pause that it lasts longer at most.
+const SLACK_PART: u32 = 8;
 /// How long to send no record after one that was refused, or not answered.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// A lost record is not worth a call if less is left of the pause. The end here is later than that in the record, by the
@@ -53,10 +58,8 @@ pub(crate) const LONGEST_OF_OPERATOR: Duration = Duration::from_secs(24 * 3600);
 #[derive(Default)]
 pub(super) struct Pauses {
     known: HashMap<Arc<str>, KnownPause>,
-    /// The names of those that are to be sent, and the last one of these that was. The next one follows it, so each has
-    /// its turn.
-    unsent: BTreeSet<Arc<str>>,
-    last: Arc<str>,
+    /// Those that are to be sent.
+    unsent: Unsent,
     /// The number of records that were sent, and whether the last one is unanswered.
     sent: u64,
     is_sending: bool,
@@ -66,6 +69,23 @@ pub(super) struct Pauses {
     moved_at: Option<Time>,
     /// When those that are over were last searched.
     searched_at: Option<Time>,
+}
+
+/// How long a response asks to pause.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Length {
+    /// At most `most`.
+    pub(crate) pause: Duration,
+    /// The longest pause that a response may ask for.
+    pub(crate) most: Duration,
+}
+
+impl Length {
+    /// How much longer the pause lasts: the requests that are answered next ask for almost the same end, and are to
+    /// change nothing. A part of the pause, so that a short one is short.
+    fn slack(self) -> Duration {
+        SLACK.min(self.pause / SLACK_PART).min(self.most.saturating_sub(self.pause))
+    }
 }
 
 #[derive(Debug)]
@@ -79,6 +99,8 @@ struct KnownPause {
     /// The version of the pauses that was known when this process asked for it, or last read it.
     seen: u64,
     record: Record,
+    /// When its last record was sent.
+    sent_at: Option<Time>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,17 +150,18 @@ impl Pauses {
         self.known.values().filter(|pause| now < pause.ends).count()
     }
 
-    /// Notes that a response asks for a pause until then; `seen`: the version of the pauses that is known. Returns
-    /// whether it ends later than any that is known.
+    /// Notes that a response asks for a pause; `seen`: the version of the pauses that is known. Returns whether it ends
+    /// later than any that is known.
     pub(super) fn ask(
         &mut self,
         name: &Arc<str>,
-        until: Time,
+        length: Length,
         cause: PauseCause,
         seen: u64,
         now: Time,
     ) -> bool {
-        let known = self.known.get(name);
+        let (known, until) = (self.known.get(name), now + length.pause);
+        let sent_at = known.and_then(|known| known.sent_at);
         if known.is_some_and(|known| known.ends >= until) {
             return false;
         }
@@ -151,23 +174,23 @@ impl Pauses {
                 return false;
             }
         }
-        self.unsent.insert(Arc::clone(name));
-        let (ends, by, record) = (until + SLACK, own_process(), Record::Unsent);
-        let pause = KnownPause { ends, asked: until, by, cause, seen, record };
+        self.unsent.insert_after(name, sent_at);
+        let (ends, by, record) = (until + length.slack(), own_process(), Record::Unsent);
+        let pause = KnownPause { ends, asked: until, by, cause, seen, record, sent_at };
         self.known.insert(Arc::clone(name), pause);
         true
     }
 
-    /// Forgets the pauses that are over.
+    /// Forgets the pauses that are over. One that had a record lately is kept, so that the next of its name waits.
     pub(super) fn forget_ended(&mut self, now: Time) {
         self.searched_at = Some(now);
         let Self { known, unsent, .. } = self;
         known.retain(|name, pause| {
             let goes_on = now < pause.ends;
             if !goes_on {
-                unsent.remove(name);
+                unsent.remove(name, pause.sent_at);
             }
-            goes_on
+            goes_on || pause.sent_at.is_some_and(|at| now < at + ANNOUNCED_INTERVAL)
         });
     }
 
@@ -176,23 +199,35 @@ impl Pauses {
         !self.unsent.is_empty()
     }
 
-    /// Returns the next record to send.
-    pub(super) fn next(&mut self, now: Time) -> Option<Sending> {
+    /// Returns when the first record is due that waits for the time between those of one name. While one is in flight,
+    /// none is: what comes of it is the time to look again.
+    pub(super) fn due(&self) -> Option<Time> {
+        let due = self.unsent.first_due(ANNOUNCED_INTERVAL).filter(|_| !self.is_sending)?;
+        Some(self.not_before.map_or(due, |at| due.max(at)))
+    }
+
+    /// Returns the next record to send, where those of one name are this far apart.
+    pub(super) fn next(&mut self, interval: Duration, now: Time) -> Option<Sending> {
         if self.is_sending || self.not_before.is_some_and(|at| now < at) {
             return None;
         }
-        while let Some(name) = self.take_unsent() {
-            let Some(pause) = self.known.get_mut(&name) else { continue };
+        while let Some(name) = self.unsent.take(interval, now) {
+            // One that was repeated meanwhile can be here twice.
+            let pause = self.known.get_mut(&name);
+            let Some(pause) = pause.filter(|pause| pause.record == Record::Unsent) else {
+                continue;
+            };
             if pause.asked <= now {
                 // Only the slack is left.
                 pause.record = Record::Written(u64::MAX);
                 continue;
             }
-            pause.record = Record::Sent;
+            (pause.record, pause.sent_at) = (Record::Sent, Some(now));
             (self.is_sending, self.sent) = (true, self.sent + 1);
+            let pause_ms = ms_up(pause.asked.since(now));
             let change = Change::Pause {
-                pause_ms: ms_up(pause.asked.since(now)),
-                slack_ms: ms_up(pause.ends.since(pause.asked)),
+                pause_ms,
+                slack_ms: ms_up(pause.ends.since(now)) - pause_ms,
                 seen: pause.seen,
                 by: Arc::clone(&pause.by),
                 cause: pause.cause,
@@ -200,15 +235,6 @@ impl Pauses {
             return Some(Sending { name, change, number: self.sent, asked: pause.asked });
         }
         None
-    }
-
-    fn take_unsent(&mut self) -> Option<Arc<str>> {
-        let after = (Bound::Excluded(&*self.last), Bound::Unbounded);
-        let name = self.unsent.range::<str, _>(after).next().or_else(|| self.unsent.first())?;
-        let name = Arc::clone(name);
-        self.unsent.remove(&name);
-        self.last = Arc::clone(&name);
-        Some(name)
     }
 
     /// Notes what came of a record, once; `question`: the number of the next question.
@@ -235,7 +261,7 @@ impl Pauses {
             pause.record = Record::Written(question);
         } else {
             pause.record = Record::Unsent;
-            self.unsent.insert(Arc::clone(&of.name));
+            self.unsent.insert(&of.name);
         }
     }
 
@@ -245,19 +271,17 @@ impl Pauses {
         let (old, new) = (reading.old, reading.new);
         for (name, resumed) in &new.resumed {
             let is_news = old.resumed.get(name) != Some(resumed);
-            if is_news && known.contains_key(name) {
-                known.remove(name);
-                unsent.remove(name);
+            if is_news && let Some(pause) = known.remove(name) {
+                unsent.remove(name, pause.sent_at);
                 changed.insert(Arc::clone(name));
             }
         }
         for (name, record) in &new.pauses {
             let is_same = old.pauses.get(name) == Some(record);
             let before = known.get(name).map(|pause| pause.ends);
-            match known.get_mut(name).map(|pause| pause.find(record, is_same, reading)) {
-                Some(true) => {
-                    unsent.remove(name);
-                }
+            let pause = known.get_mut(name);
+            match pause.map(|pause| (pause.sent_at, pause.find(record, is_same, reading))) {
+                Some((sent_at, true)) => unsent.remove(name, sent_at),
                 // One that was read before is over here.
                 None if !is_same && reading.now < reading.end_of(record) => {
                     known.insert(Arc::clone(name), KnownPause::read(record, reading));
@@ -273,7 +297,7 @@ impl Pauses {
             pause.seen = pause.seen.min(new.pauses_version);
             if pause.is_lost(reading) {
                 pause.record = Record::Unsent;
-                unsent.insert(Arc::clone(name));
+                unsent.insert(name);
             }
         }
     }
@@ -283,7 +307,8 @@ impl KnownPause {
     fn read(record: &Pause, reading: &Reading<'_>) -> Self {
         let (ends, by) = (reading.end_of(record), Arc::clone(&record.by));
         let (seen, found) = (reading.new.pauses_version, Record::Written(reading.question + 1));
-        Self { ends, asked: ends, by, cause: record.cause, seen, record: found }
+        let cause = record.cause;
+        Self { ends, asked: ends, by, cause, seen, record: found, sent_at: None }
     }
 
     /// Takes over its record in a reading, unless that ends too early. `is_same`: the one before had it, too.
@@ -295,7 +320,7 @@ impl KnownPause {
         if is_written && is_same {
             (self.seen, self.record) = (found.seen, found.record);
         } else if found.ends + slack >= self.asked {
-            *self = found;
+            *self = Self { sent_at: self.sent_at, ..found };
         } else {
             return false;
         }

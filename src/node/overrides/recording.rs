@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::time::error::Elapsed;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-use super::OverrideCache;
-use super::pauses::{Outcome, Sending};
+use super::pauses::{Length, Outcome, Sending};
+use super::{ANNOUNCED_INTERVAL, OverrideCache};
 use crate::backend::{Connection, QueryError};
 use crate::node::Node;
 use crate::protocol::{PauseCause, Time};
@@ -40,17 +40,21 @@ impl OverrideCache {
         self.has_unsent.load(Ordering::Acquire)
     }
 
-    fn ask(&self, name: &Arc<str>, duration: Duration, cause: PauseCause, now: Time) -> bool {
+    fn record_due(&self) -> Option<Time> {
+        lock(&self.state).pauses.due()
+    }
+
+    fn ask(&self, name: &Arc<str>, length: Length, cause: PauseCause, now: Time) -> bool {
         let mut state = lock(&self.state);
         let seen = state.overrides.pauses_version;
-        let is_new = state.pauses.ask(name, now + duration, cause, seen, now);
+        let is_new = state.pauses.ask(name, length, cause, seen, now);
         self.note_unsent(&state.pauses);
         is_new
     }
 
-    fn next_record(&self, now: Time) -> Option<Sending> {
+    fn next_record(&self, interval: Duration, now: Time) -> Option<Sending> {
         let mut state = lock(&self.state);
-        let next = state.pauses.next(now);
+        let next = state.pauses.next(interval, now);
         self.note_unsent(&state.pauses);
         next
     }
@@ -107,8 +111,8 @@ fn outcome_of(answer: &Result<Result<(), QueryError>, Elapsed>) -> Outcome {
 impl Node {
     /// Pauses the grants of a name for this long, here at once, and in the whole fleet. Does nothing if a pause that
     /// ends as late is known.
-    pub(crate) fn pause(&self, name: &Arc<str>, duration: Duration, cause: PauseCause) {
-        if !self.overrides.ask(name, duration, cause, self.now()) {
+    pub(crate) fn pause(&self, name: &Arc<str>, length: Length, cause: PauseCause) {
+        if !self.overrides.ask(name, length, cause, self.now()) {
             return;
         }
         self.counts.meter.on_pause(cause);
@@ -123,16 +127,22 @@ impl Node {
         }
     }
 
-    /// Records what is unsent with the embedded backend.
+    /// Records what is unsent with the embedded backend. Nothing is sent for it, so nothing has to wait.
     pub(super) fn record_now(&self) {
         let Some(embedded) = self.embedded() else { return };
-        while let Some(record) = self.overrides.next_record(self.now()) {
+        while let Some(record) = self.overrides.next_record(Duration::ZERO, self.now()) {
             let change = record.change.clone();
             let answer = embedded.set_override(self.overrides.key(), &record.name, change);
             let outcome =
                 answer.now_or_never().map_or(Outcome::Refused, |answer| outcome_of(&Ok(answer)));
             self.overrides.on_outcome(&record, outcome, self.now());
         }
+    }
+
+    /// Returns when a record is due that may not be sent yet.
+    pub(crate) fn record_due(&self) -> Option<Instant> {
+        let due = self.overrides.record_due()?;
+        Some(Instant::now() + due.since(self.now()))
     }
 
     /// Returns the next record of a pause, sent over a connection to the server that keeps the overrides, with the answer
@@ -143,7 +153,7 @@ impl Node {
     ) -> Option<
         impl Future<Output = Result<Result<(), QueryError>, Elapsed>> + Send + 'static + use<>,
     > {
-        let record = self.overrides.next_record(self.now())?;
+        let record = self.overrides.next_record(ANNOUNCED_INTERVAL, self.now())?;
         let change = record.change.clone();
         let answer = connection.set_override(self.overrides.key(), &record.name, change);
         let answer = timeout(self.backend().response_timeout(), answer);

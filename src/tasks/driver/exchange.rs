@@ -287,7 +287,8 @@ impl<'a> Exchange<'a> {
         Batch::collect(self.node, self.server, purpose, room, sent)
     }
 
-    /// Sends messages and questions. Returns when the next question for overrides is due, if that is later.
+    /// Sends messages, records and questions. Returns when the next record, or question for overrides, is due, if that is
+    /// later.
     fn send_questions(&mut self, subtasks: &Subtasks<SUBTASKS>) -> Option<Instant> {
         while self.messages.len() < MESSAGES_IN_FLIGHT_MAX
             && let Some((key, to, message)) = self.server.next_message()
@@ -304,13 +305,24 @@ impl<'a> Exchange<'a> {
             self.messages.push(Box::pin(timeout(self.patience, question)));
             subtasks.wake(MESSAGES);
         }
-        if self.node.overrides.has_unsent()
-            && self.node.keeps_overrides(self.server)
-            && let Some(recording) = self.node.record_pause(self.connection)
-        {
+        let record_due = self.record_pause(subtasks);
+        record_due.into_iter().chain(self.ask_overrides(subtasks)).min()
+    }
+
+    /// Sends the next record of a pause. Returns when the one after it is due, if that is later.
+    fn record_pause(&mut self, subtasks: &Subtasks<SUBTASKS>) -> Option<Instant> {
+        if !self.node.overrides.has_unsent() || !self.node.keeps_overrides(self.server) {
+            return None;
+        }
+        if let Some(recording) = self.node.record_pause(self.connection) {
             self.messages.push(Box::pin(recording));
             subtasks.wake(MESSAGES);
         }
+        self.node.record_due()
+    }
+
+    /// Asks for the overrides, if that is due. Returns when it is, if that is later.
+    fn ask_overrides(&mut self, subtasks: &Subtasks<SUBTASKS>) -> Option<Instant> {
         let due = self
             .node
             .overrides

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{KNOWN_MAX, Outcome, Pauses, RETRY, Reading, SLACK};
+use super::{ANNOUNCED_INTERVAL, KNOWN_MAX, Length, Outcome, Pauses, RETRY, Reading, SLACK};
 use crate::backend::{Change, Overrides};
 use crate::protocol::{PauseCause, Time};
 
@@ -22,13 +22,17 @@ struct Rig {
 
 impl Rig {
     fn ask(&mut self, name: &str, pause: Duration) -> bool {
-        let seen = self.read.pauses_version;
-        self.pauses.ask(&name.into(), self.now + pause, PauseCause::Status(429), seen, self.now)
+        self.ask_at_most(name, pause, Duration::from_secs(3600))
+    }
+
+    fn ask_at_most(&mut self, name: &str, pause: Duration, most: Duration) -> bool {
+        let (seen, length) = (self.read.pauses_version, Length { pause, most });
+        self.pauses.ask(&name.into(), length, PauseCause::Status(429), seen, self.now)
     }
 
     /// Sends the next record. Returns its name, if there was one.
     fn send(&mut self, outcome: Outcome) -> Option<Arc<str>> {
-        let record = self.pauses.next(self.now)?;
+        let record = self.pauses.next(ANNOUNCED_INTERVAL, self.now)?;
         if outcome == Outcome::Recorded {
             self.set(&record.name.clone(), record.change.clone());
         }
@@ -85,8 +89,8 @@ fn one_record_is_in_flight_and_a_refused_one_waits_with_all_others() {
     for name in ["a", "b", "c"] {
         rig.ask(name, MINUTE);
     }
-    let first = rig.pauses.next(rig.now).unwrap();
-    assert!(rig.pauses.next(rig.now).is_none());
+    let first = rig.pauses.next(ANNOUNCED_INTERVAL, rig.now).unwrap();
+    assert!(rig.pauses.next(ANNOUNCED_INTERVAL, rig.now).is_none());
     rig.pauses.on_outcome(&first, Outcome::Refused, 1, rig.now);
     rig.pass(RETRY - Duration::from_millis(1));
     assert_eq!(rig.send(Outcome::Recorded), None);
@@ -97,7 +101,7 @@ fn one_record_is_in_flight_and_a_refused_one_waits_with_all_others() {
     }
     // What is said of a record a second time changes nothing.
     rig.ask("d", MINUTE);
-    let last = rig.pauses.next(rig.now).unwrap();
+    let last = rig.pauses.next(ANNOUNCED_INTERVAL, rig.now).unwrap();
     rig.pauses.on_outcome(&first, Outcome::Refused, 1, rig.now);
     rig.pauses.on_outcome(&last, Outcome::Unanswered, 1, rig.now);
     rig.pauses.on_outcome(&last, Outcome::Recorded, 1, rig.now);
@@ -119,12 +123,17 @@ fn servers_that_redirect_to_each_other_are_asked_once_a_second() {
 fn a_later_end_that_is_asked_for_while_a_record_is_in_flight_is_sent_too() {
     let mut rig = Rig::default();
     rig.ask("x", MINUTE);
-    let first = rig.pauses.next(rig.now).unwrap();
+    let first = rig.pauses.next(ANNOUNCED_INTERVAL, rig.now).unwrap();
     rig.ask("x", 2 * MINUTE);
     rig.pauses.on_outcome(&first, Outcome::Recorded, 1, rig.now);
+    assert_eq!(rig.pauses.due(), Some(rig.now + ANNOUNCED_INTERVAL));
+    rig.pass(ANNOUNCED_INTERVAL - Duration::from_millis(1));
+    assert_eq!(rig.send(Outcome::Recorded), None);
+    rig.pass(Duration::from_millis(1));
     assert!(rig.send(Outcome::Recorded).is_some());
     rig.read();
-    assert_eq!(rig.left("x"), Some(2 * MINUTE + SLACK));
+    assert_eq!(rig.left("x"), Some(2 * MINUTE + SLACK - ANNOUNCED_INTERVAL));
+    assert_eq!(rig.pauses.due(), None);
 }
 
 #[test]
@@ -207,7 +216,7 @@ fn a_resume_right_after_a_loss_counts_though_the_clock_is_behind() {
 fn an_answer_from_before_a_record_says_nothing_of_it() {
     let mut rig = Rig::default();
     rig.ask("x", MINUTE);
-    let record = rig.pauses.next(rig.now).unwrap();
+    let record = rig.pauses.next(ANNOUNCED_INTERVAL, rig.now).unwrap();
     rig.set("x", record.change.clone());
     // A question is in flight: only the one after it must find the record.
     rig.pauses.on_outcome(&record, Outcome::Recorded, rig.question + 2, rig.now);
@@ -266,4 +275,69 @@ fn nothing_is_kept_of_pauses_that_are_over_although_no_server_answers() {
     assert_eq!(rig.send(Outcome::Recorded), None);
     assert!(rig.ask("x", Duration::from_secs(1)));
     assert!(rig.send(Outcome::Recorded).is_some());
+}
+
+#[test]
+fn a_pause_lasts_longer_than_was_asked_for_by_a_part_of_it_and_never_than_it_may() {
+    let ms = Duration::from_millis;
+    for (pause, most, lasts) in [
+        (16, 60_000, 18),
+        (16, 17, 17),
+        (16, 16, 16),
+        (800, 60_000, 900),
+        (2000, 60_000, 2250),
+        (59_900, 60_000, 60_000),
+        (60_000, 3_600_000, 60_250),
+    ] {
+        let mut rig = Rig::default();
+        // Not at a whole ms.
+        rig.pass(Duration::from_nanos(1));
+        rig.ask_at_most("x", ms(pause), ms(most));
+        assert_eq!(rig.left("x"), Some(ms(lasts)), "{pause} of {most}");
+        rig.pass(Duration::from_nanos(1));
+        rig.send(Outcome::Recorded);
+        let ends = rig.server.pauses["x"].until;
+        assert!(ends <= lasts, "{pause} of {most}: {ends}");
+    }
+}
+
+#[test]
+fn a_record_that_is_repeated_is_not_sent_once_more_for_a_later_end_that_it_has() {
+    let mut rig = Rig::default();
+    rig.ask("x", MINUTE);
+    rig.send(Outcome::Unanswered);
+    rig.ask("x", 2 * MINUTE);
+    rig.pass(ANNOUNCED_INTERVAL / 2);
+    assert!(rig.send(Outcome::Recorded).is_some());
+    rig.pass(ANNOUNCED_INTERVAL / 2);
+    assert_eq!(rig.send(Outcome::Recorded), None);
+}
+
+#[test]
+fn a_thousand_responses_a_second_are_ten_records_however_short_their_pauses_are() {
+    let ms = Duration::from_millis;
+    for (pause, most, steps) in [(12, 60_000, 1), (1, 60_000, 2), (12, 12, 1), (60_000, 60_000, 1)]
+    {
+        let mut rig = Rig::default();
+        let mut records = Vec::new();
+        for _ in 0..1000 / steps {
+            rig.ask_at_most("x", ms(pause), ms(most));
+            assert!(rig.left("x").is_some_and(|left| left >= ms(pause)), "it applies here");
+            if rig.send(Outcome::Recorded).is_some() {
+                records.push(rig.now);
+            }
+            rig.pass(ms(steps));
+            rig.read();
+        }
+        let gaps = records.windows(2).map(|pair| pair[1].since(pair[0]));
+        assert!(gaps.min() >= Some(ANNOUNCED_INTERVAL), "{pause}: {records:?}");
+        assert!(records.len() >= 9, "{pause}: {records:?}");
+        // Another process does not find it over, unless it is shorter than that.
+        let ends = rig.server.pauses["x"].until;
+        assert!(ends + 100 >= rig.now_ms(), "{pause}: {ends}");
+        // Nothing is kept of it.
+        rig.pass(ms(pause) + SLACK);
+        rig.read();
+        assert!(rig.pauses.known.is_empty() && !rig.pauses.has_unsent(), "{pause}");
+    }
 }
