@@ -11,6 +11,12 @@ use super::builder::RETRY_AFTER_MAX;
 use crate::error::{AcquireError, BackendError, RejectReason, Rejected};
 use crate::name::Name;
 
+/// Clients that are refused in a pause come back within this part of it after its end: the longer it lasts, the more they
+/// are, and the less a second matters to them.
+const PAUSE_SPREAD_PART: u32 = 8;
+/// The same in seconds, at most: after a pause of an hour nobody waits for minutes more.
+const PAUSE_SPREAD_MAX: u64 = 8;
+
 /// Why a request was rejected, and what is known about it.
 ///
 /// It is in the extensions of every response with which a layer rejects a request, for the layers outside it: an
@@ -46,9 +52,9 @@ pub struct Refusal {
     /// or the permit was lost.
     pub rejected: Option<Rejected>,
     /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine, or before a
-    /// request can expect its permit in time, where [that is known](Rejected::expected_wait); without jitter, the end
-    /// of a [pause](RefusalReason::UpstreamPause). `None` where the request itself is at fault: it has no key or
-    /// no tenant, or its cost is too high.
+    /// request can expect its permit in time, where [that is known](Rejected::expected_wait). In a
+    /// [pause](RefusalReason::UpstreamPause) not before its end, and after that within an eighth of what is left of it,
+    /// 1 to 8 s. `None` where the request itself is at fault: it has no key or no tenant, or its cost is too high.
     pub retry_after: Option<Duration>,
     /// The error of the backend, or of the source of the limit, if that is why.
     pub error: Option<BackendError>,
@@ -92,7 +98,7 @@ pub enum RefusalReason {
     Paused,
     /// Grants are paused until a time, because the upstream asked for that, or an operator
     /// [did](crate::Semaphore::pause_for): see [`RejectReason::UpstreamPause`]. The status is always 503, and
-    /// [`retry_after`](field@Refusal::retry_after) is the end of the pause.
+    /// [`retry_after`](field@Refusal::retry_after) is soon after the end of the pause.
     UpstreamPause,
     /// An operator is [draining](crate::Semaphore::drain) the semaphore. The status is always 503.
     Draining,
@@ -331,13 +337,12 @@ impl Refusal {
     }
 
     /// Sets when to try again: between `base` and twice that, so that requests rejected together do not come back
-    /// together; later where the queue needs longer. The end of a pause is known exactly, and those who come back then
-    /// wait in a queue.
+    /// together; later where the queue needs longer.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
         let queue = self.queue().unwrap_or_default().min(RETRY_AFTER_MAX);
         let jitter = base.max(queue / 10).mul_f64(fastrand::f64()).as_secs_f64();
         let seconds = match self.ends_in() {
-            Some(left) if self.reason == RefusalReason::UpstreamPause => left.as_secs_f64().ceil(),
+            Some(left) if self.reason == RefusalReason::UpstreamPause => after_pause(left),
             // Not before the reason is over.
             Some(left) => (left.max(base).as_secs_f64() + jitter).ceil(),
             None => (base.max(queue).as_secs_f64() + jitter).round(),
@@ -345,4 +350,11 @@ impl Refusal {
         self.retry_after = Duration::try_from_secs_f64(seconds.max(1.0)).ok();
         self
     }
+}
+
+/// Returns in how many seconds to come back after a pause. Its end is known exactly, so nobody comes earlier, or much
+/// later; but a pause stops a whole fleet, and all that it refuses at once would come back in one second.
+fn after_pause(left: Duration) -> f64 {
+    let spread = (left / PAUSE_SPREAD_PART).as_secs().clamp(1, PAUSE_SPREAD_MAX);
+    left.as_secs_f64().ceil() + fastrand::u64(..=spread) as f64
 }

@@ -2,6 +2,7 @@
 //!
 //! Each test in `on_both!` runs on both backends, with the semaphores of several processes.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -340,8 +341,9 @@ async fn a_layer_pauses_for_a_response_and_passes_it_on_unchanged() {
     assert_eq!(paused.cause, PauseCause::Status(429));
     let refused = service.ready().await.unwrap().call(get("/200/0")).await.unwrap();
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
-    // Exactly, and without jitter: with the slack, between 20 and 20.25 s are left.
-    assert_eq!(refused.headers()[RETRY_AFTER], "21");
+    // With the slack, between 20 and 20.25 s are left, and those who are refused at once come back within an eighth.
+    let after = seconds(&refused);
+    assert!((21..=23).contains(&after), "{after}");
     let refusal = refused.extensions().get::<Refusal>().unwrap();
     assert_eq!(refusal.reason, RefusalReason::UpstreamPause);
     assert_eq!(refusal.reason.as_str(), "upstream_pause");
@@ -350,6 +352,39 @@ async fn a_layer_pauses_for_a_response_and_passes_it_on_unchanged() {
     assert_eq!(problem["reason"], "upstream_pause");
     let detail = problem["detail"].as_str().unwrap();
     assert!(detail.starts_with("x is paused for another 20."), "{detail}");
+}
+
+fn seconds<B>(refused: &Response<B>) -> u64 {
+    refused.headers()[RETRY_AFTER].to_str().unwrap().parse().unwrap()
+}
+
+/// What the clients are told that are refused in a pause of this many seconds, at once.
+async fn told(pause: u64) -> BTreeSet<u64> {
+    let semaphore = Semaphore::in_memory();
+    // However far apart others come back.
+    let set = |builder: ConcurrencyLimitBuilder| {
+        builder.max_pause(Policy::MAX_MAX_PAUSE).retry_after(Duration::from_secs(100))
+    };
+    let mut service = upstream(&semaphore, set);
+    service.ready().await.unwrap().call(get(&format!("/429/{pause}"))).await.unwrap();
+    let mut told = BTreeSet::new();
+    for _ in 0..200 {
+        let refused = service.ready().await.unwrap().call(get("/200/0")).await.unwrap();
+        let refusal = refused.extensions().get::<Refusal>().unwrap();
+        let left = refusal.rejected.as_ref().unwrap().ends_in.unwrap();
+        assert!(Duration::from_secs(seconds(&refused)) >= left, "{left:?}");
+        told.insert(seconds(&refused));
+    }
+    told
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_refused_in_a_pause_comes_back_after_its_end_and_not_with_all_others() {
+    for (pause, first, last) in
+        [(1, 2, 3), (5, 6, 7), (20, 21, 23), (60, 61, 68), (3600, 3600, 3608)]
+    {
+        assert_eq!(told(pause).await, (first..=last).collect(), "{pause} s");
+    }
 }
 
 #[tokio::test]
