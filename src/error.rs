@@ -194,6 +194,17 @@ pub(crate) struct QueueSeen {
     pub(crate) expected_wait: Option<Duration>,
     /// How long the request could have waited.
     pub(crate) wait_timeout: Duration,
+    /// How long the rate lets another request wait at least for those ahead, once it allows the next start.
+    pub(crate) rate_wait: Duration,
+}
+
+impl QueueSeen {
+    /// `None` if nothing is known.
+    pub(crate) fn boxed(self) -> Option<Box<Self>> {
+        let Self { ahead, expected_wait, rate_wait, .. } = self;
+        let is_known = ahead.is_some() || expected_wait.is_some() || !rate_wait.is_zero();
+        is_known.then(|| Box::new(self))
+    }
 }
 
 impl Rejected {

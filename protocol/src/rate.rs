@@ -85,6 +85,13 @@ impl Rate {
 }
 
 impl Rate {
+    /// The least time from one start to another that so many are between, counting the first.
+    pub(crate) fn least_time_of(self, starts: u32) -> Duration {
+        // The least part: those of higher costs are longer. What is not at once is at least one window later.
+        let part = self.of_cost(1);
+        part.map_or(Duration::ZERO, |part| part.window().saturating_mul(starts / part.starts()))
+    }
+
     /// This rate, which an operator set, for requests whose policy has another one: spread if that is, or if there are
     /// more starts than the backend keeps.
     pub(crate) fn in_place_of(self, policy: Self) -> Self {

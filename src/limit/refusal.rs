@@ -52,7 +52,8 @@ pub struct Refusal {
     /// or the permit was lost.
     pub rejected: Option<Rejected>,
     /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine, or before a
-    /// request can expect its permit in time, where [that is known](Rejected::expected_wait). In a
+    /// request can expect its permit in time, where [that is known](Rejected::expected_wait). With a
+    /// [rate](super::ConcurrencyLimitBuilder::rate), not before the rate can have let those start that wait. In a
     /// [pause](RefusalReason::UpstreamPause) not before its end, and after that within an eighth of what is left of it,
     /// 1 to 8 s. `None` where the request itself is at fault: it has no key or no tenant, or its cost is too high.
     pub retry_after: Option<Duration>,
@@ -279,6 +280,12 @@ impl Refusal {
         Some(queue.expected_wait?.saturating_sub(queue.wait_timeout / 2))
     }
 
+    /// How long the rate needs at least for those who wait, from the next start on.
+    fn rate_wait(&self) -> Duration {
+        let queue = self.rejected.as_ref().and_then(|rejected| rejected.queue.as_ref());
+        queue.map_or(Duration::ZERO, |queue| queue.rate_wait)
+    }
+
     /// Whether the cap of the tenant was the reason, as far as is known.
     pub(super) fn is_tenant_full(&self) -> bool {
         self.rejected.as_ref().is_some_and(|rejected| rejected.is_tenant_full)
@@ -340,12 +347,16 @@ impl Refusal {
     /// together; later where the queue needs longer.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
         let queue = self.queue().unwrap_or_default().min(RETRY_AFTER_MAX);
-        let jitter = base.max(queue / 10).mul_f64(fastrand::f64()).as_secs_f64();
-        let seconds = match self.ends_in() {
-            Some(left) if self.reason == RefusalReason::UpstreamPause => after_pause(left),
-            // Not before the reason is over.
-            Some(left) => (left.max(base).as_secs_f64() + jitter).ceil(),
-            None => (base.max(queue).as_secs_f64() + jitter).round(),
+        let rate_wait = self.rate_wait().min(RETRY_AFTER_MAX);
+        // Neither before the reason is over, nor before those who wait can have started.
+        let least = self.ends_in().unwrap_or_default() + rate_wait;
+        let jitter = base.max(queue.max(rate_wait) / 10).mul_f64(fastrand::f64()).as_secs_f64();
+        let seconds = if self.reason == RefusalReason::UpstreamPause {
+            after_pause(least)
+        } else {
+            // An estimate is rounded, and a bound is kept.
+            let estimate = (base.max(queue).as_secs_f64() + jitter).round();
+            estimate.max((least.as_secs_f64() + jitter).ceil())
         };
         self.retry_after = Duration::try_from_secs_f64(seconds.max(1.0)).ok();
         self

@@ -198,6 +198,7 @@ impl Acquire {
                 ends_in,
                 ahead,
                 expected_wait,
+                rate_wait,
             } => {
                 if self.is_closed_for(reason, place) {
                     return AcquireError::Closed;
@@ -215,10 +216,13 @@ impl Acquire {
                     is_tenant_full,
                     ends_in,
                     rate: rate.map(Box::new),
-                    queue: (ahead.is_some() || expected_wait.is_some()).then(|| {
-                        let wait_timeout = self.wait_timeout;
-                        Box::new(QueueSeen { ahead, expected_wait, wait_timeout })
-                    }),
+                    queue: QueueSeen {
+                        ahead,
+                        expected_wait,
+                        wait_timeout: self.wait_timeout,
+                        rate_wait,
+                    }
+                    .boxed(),
                     has_tenant: self.has_tenant,
                     ..Rejected::new(name, reason, self.limit).asked(cost, each)
                 })

@@ -2,6 +2,7 @@
 //!
 //! Each test in `on_both!` runs on both backends, with the semaphores of several processes.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -10,9 +11,9 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
-use tower::{ServiceBuilder, ServiceExt};
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_semaphore::backend::MemoryBackend;
-use tower_semaphore::limit::{Refusal, RefusalReason};
+use tower_semaphore::limit::{ConcurrencyLimitBuilder, Refusal, RefusalReason};
 use tower_semaphore::operate::RateUse;
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, Limit, Policy, PolicyBuilder, RejectReason, Semaphore,
@@ -374,9 +375,8 @@ async fn a_layer_tells_both_of_its_policies() {
         .wait_timeout(Duration::ZERO)
         .build()
         .unwrap();
-    let inner = tower::service_fn(|_: Request<()>| async {
-        Ok::<_, Infallible>(Response::new(String::new()))
-    });
+    let inner =
+        service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) });
     let service = ServiceBuilder::new().layer(layer).service(inner);
     let answered = service.clone().oneshot(Request::new(())).await.unwrap();
     assert_eq!(answered.status(), StatusCode::OK);
@@ -428,4 +428,72 @@ async fn a_window_outlives_the_semaphore_that_filled_it() {
     assert_eq!(rejection(other.try_acquire("x", &policy).await).reason, RejectReason::Rate);
     tokio::time::advance(60 * SECOND).await;
     drop(other.try_acquire("x", &policy).await.unwrap());
+}
+
+/// What a layer tells one more request, where 600 wait of which ten can start a second.
+async fn beyond_the_queue(
+    policy: PolicyBuilder,
+    set: impl FnOnce(ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder,
+) -> (Refusal, Duration) {
+    let semaphore = Semaphore::in_memory();
+    let policy = policy.max_queue(600).wait_timeout(900 * SECOND).build().unwrap();
+    let mut requests = JoinSet::new();
+    for _ in 0..1220 {
+        requests.spawn(semaphore.acquire("x", &policy));
+    }
+    while semaphore.inspect("x").await.unwrap().waiting < 600 {
+        tokio::task::yield_now().await;
+    }
+    let rate = policy.rate().unwrap();
+    let builder = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(1000).max_queue(600);
+    let builder = builder.rate(rate.starts(), rate.window()).wait_timeout(10 * SECOND);
+    let builder = set(if rate.is_smooth() { builder.smooth() } else { builder });
+    let layer = builder.build().unwrap();
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    let response = service.oneshot(Request::new(())).await.unwrap();
+    let refusal = response.extensions().get::<Refusal>().unwrap().clone();
+    let after = response.headers()[RETRY_AFTER].to_str().unwrap().parse().unwrap();
+    assert_eq!(refusal.rejected.as_ref().unwrap().expected_wait(), None);
+    requests.shutdown().await;
+    (refusal, Duration::from_secs(after))
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_told_to_come_back_before_those_who_wait_can_have_started() {
+    for (starts, window, is_smooth) in [
+        (10, SECOND, false),
+        (10, SECOND, true),
+        (600, 60 * SECOND, false),
+        (600, 60 * SECOND, true),
+    ] {
+        let policy = || {
+            let policy = Policy::builder(1000).rate(starts, window);
+            if is_smooth { policy.smooth() } else { policy }
+        };
+        let mut told = BTreeSet::new();
+        for _ in 0..8 {
+            let (refusal, after) = beyond_the_queue(policy(), |builder| builder).await;
+            assert_eq!(refusal.reason, RefusalReason::QueueFull);
+            let first = refusal.rejected.as_ref().unwrap().ends_in.unwrap();
+            let least = first + 60 * SECOND;
+            assert!(after >= least && after <= least * 11 / 10 + SECOND, "{after:?}");
+            told.insert(after);
+        }
+        assert!(told.len() > 1, "those who are refused at once come back together: {told:?}");
+
+        let none = |builder: ConcurrencyLimitBuilder| builder.wait_timeout(Duration::ZERO);
+        let (refusal, after) = beyond_the_queue(policy(), none).await;
+        assert!(refusal.reason.is_full() && refusal.reason != RefusalReason::QueueFull);
+        assert!(after >= 60 * SECOND, "{after:?}");
+
+        // In ten seconds a hundred of them have started, or none.
+        let longer = |builder: ConcurrencyLimitBuilder| builder.max_queue(1000);
+        let (refusal, after) = beyond_the_queue(policy(), longer).await;
+        assert_eq!(refusal.reason, RefusalReason::QueueTimeout);
+        let waited = refusal.waited().unwrap();
+        assert!(after + waited >= 59 * SECOND, "{after:?}");
+        assert!(after >= 49 * SECOND, "{after:?}");
+    }
 }

@@ -153,6 +153,9 @@ pub enum Progress {
         ahead: Option<u32>,
         /// How long a request that came now would wait, by how fast the queue moves; `None` if that is not known.
         expected_wait: Option<Duration>,
+        /// How long the rate lets a request that came now wait at least for those ahead of it, from the moment when it
+        /// allows the next start.
+        rate_wait: Duration,
     },
     /// The backend was unavailable.
     Failed,

@@ -259,7 +259,10 @@ impl Session {
             return;
         };
         let State::Refused { next, waiting, .. } = &mut place.state else { return };
-        let ahead = match place.options.claim {
+        // Under a rate, those without a tenant have a claim, and are one line.
+        let is_in_line =
+            |claim: &Claim| place.options.rate.is_none() || claim.tenant() != Tenant::UNNAMED;
+        let ahead = match place.options.claim.filter(is_in_line) {
             None => waiting.saturating_sub(left),
             Some(claim) => self.counts.tenants().waiting_of(claim.tenant()) as u64,
         };
@@ -274,12 +277,31 @@ impl Session {
         reason: RejectReason,
         now: Time,
     ) -> (Option<u32>, Option<Duration>) {
-        // While nothing is granted by order of an operator, the queue does not matter.
-        let is_known = reason.is_full() && !self.is_outage() && self.limits.in_force() > 0;
-        let Some(place) = self.places.get(index).filter(|_| is_known) else { return (None, None) };
+        let place = self.places.get(index).filter(|_| self.is_told(reason));
+        let Some(place) = place else { return (None, None) };
         let State::Refused { next, .. } = place.state else { return (None, None) };
         let ahead = place.turn.filter(|_| place.options.claim.is_none());
         (ahead.map(|turn| turn.get() - 1), self.expected_wait(place, next, false, now))
+    }
+
+    /// How long the rate lets a request wait at least that comes now, in place of a refused one, from the next start on.
+    /// Unlike an [expected wait](Self::tell), this is a bound: each of those ahead is one start or more, however fast
+    /// permits come free. It is less for a request that outlasts some of them in the queue.
+    pub(super) fn rate_wait(&self, index: usize, reason: RejectReason) -> Duration {
+        let place = self.places.get(index).filter(|_| self.is_told(reason));
+        let next = place.and_then(|place| match place.state {
+            State::Refused { next, .. } => next,
+            _ => None,
+        });
+        let rate = place.and_then(|place| self.limits.rate_for(place.options.rate));
+        let wait = rate.zip(next).map(|(rate, turn)| rate.least_time_of(turn.get() - 1));
+        wait.unwrap_or_default()
+    }
+
+    /// Whether the queue matters to a refusal, and can be seen. While nothing is granted by order of an operator, it does
+    /// not matter.
+    fn is_told(&self, reason: RejectReason) -> bool {
+        reason.is_full() && !self.is_outage() && self.limits.in_force() > 0
     }
 
     /// How long a request like this one waits that has this turn, if that can be told.

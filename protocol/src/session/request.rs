@@ -132,6 +132,7 @@ impl Session {
         let ends_in = end.map(|end| end.since(now));
         let rate = self.limits.rate_for(place.options.rate);
         let (ahead, expected_wait) = self.tell(index, reason, now);
+        let rate_wait = self.rate_wait(index, reason);
         Progress::Refused {
             reason,
             usage,
@@ -141,6 +142,7 @@ impl Session {
             ends_in,
             ahead,
             expected_wait,
+            rate_wait,
         }
     }
 

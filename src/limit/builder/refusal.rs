@@ -37,7 +37,8 @@ impl ConcurrencyLimitBuilder {
     ///
     /// The pause is longer where the queue is known to need longer: the
     /// [expected wait](crate::Rejected::expected_wait) less half of the time that the request may wait, and at random
-    /// up to a tenth more.
+    /// up to a tenth more. With a [rate](Self::rate), it is as long as that needs at least for those who wait, and up to a
+    /// tenth more: with ten starts a second and 600 waiting requests, a minute.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};

@@ -111,6 +111,7 @@ fn whoever_leaves_the_queue_for_shares_makes_room_in_it() {
             ends_in: None,
             ahead: None,
             expected_wait: None,
+            rate_wait: Duration::ZERO,
         };
         assert_eq!(rig.progress(full), seen, "{leaves}");
         let rest: Vec<_> = requests

@@ -9,6 +9,7 @@ mod lost_data;
 mod movement;
 mod operators;
 mod outages;
+mod rate_waits;
 mod rates;
 mod refused_calls;
 mod reload;

@@ -58,6 +58,7 @@ fn a_refusal_tells_what_was_full_and_how_full() {
         ends_in: None,
         ahead: Some(0),
         expected_wait: None,
+        rate_wait: Duration::ZERO,
     };
     assert_eq!(rig.progress(none), seen);
     let waits = rig.request_with(AcquireOptions { max_queue: Some(1), ..OPTIONS });
@@ -75,6 +76,7 @@ fn a_refusal_tells_what_was_full_and_how_full() {
         ends_in: None,
         ahead: Some(1),
         expected_wait: None,
+        rate_wait: Duration::ZERO,
     };
     assert_eq!(rig.progress(full), seen);
 }
@@ -222,6 +224,7 @@ fn a_reply_in_short_leaves_what_was_seen() {
         ends_in: None,
         ahead: Some(0),
         expected_wait: None,
+        rate_wait: Duration::ZERO,
     };
     assert_eq!(rig.progress(waits), seen);
 }
