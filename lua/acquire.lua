@@ -1,28 +1,31 @@
 -- acquire: take out the places that leave; then grant each newcomer a permit, let it join the queue, or refuse it.
 --
--- A semaphore is one sorted set. A place of no tenant has these members:
---   <id>                          score: the end of its lease, ms by TIME (about 1e12)
+-- A semaphore is one sorted set. A place without a tenant has these members:
+--   <id>                          score: the end of its lease, ms by TIME (about 1e12); with a claim s (about 1e9)
 --   q<id>                         score: its ticket, us by TIME (about 1e15), while it waits; for q see queued.lua
+--   2q<id> ... <cost>q<id>        score: 1e8, while it holds: its permits beyond the first
 -- An <id> is [~]<node>:<n>; '~' marks a node without a mailbox. The id of a place that may wait ends in '-' and the
 -- limit of its policy, seven digits in base 36.
 --
--- A place of a tenant has a claim at the end of its id, sixteen bytes: '.', then in base 36 the tenant's number f
--- (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). If it may wait, fifteen
--- bytes precede the claim: '-', then limit and headroom of its policy (7 each). They are cut by position. If it has a
--- rate, thirteen bytes precede these: '/', then the grants in a window (3), the window in us (8), and how often that
--- is doubled for the time for which starts are kept (1). An id without a claim never has '.' there. Places with a claim
--- have these members:
+-- A place with a tenant, a cost or a rate has a claim at the end of its id, sixteen bytes: '.', then in base 36 the
+-- tenant's number f (5 digits; 0: none), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2).
+-- If it may wait, fifteen bytes precede the claim: '-', then limit and headroom of its policy (7 each). They are cut by
+-- position. If it has a rate, thirteen bytes precede these: '/', then the grants in a window (3), the window in us (8),
+-- and how often that is doubled for the time for which starts are kept (1). An id without a claim never has '.' there.
+-- A place with a rate, whoever its tenant is, has these members:
+--   r<n>, 2r<n> ... <cost>r<n>    score: -(seconds): it was granted then; n: its id up to its rate; see rate.lua
+-- A place with a tenant has these members:
 --   <id>                          score: 1e13 + the end of its lease, ms
 --   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
 --                                 more than that of the last in the line
 --   q<id>, 2q<id> ... <cost>q<id>  score: f: it holds, one member for each permit
---   r<n>, 2r<n> ... <cost>r<n>    score: -(seconds): it was granted then; n: its id up to its rate; see rate.lua
 --   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua
--- So the ranges of scores are, from the lowest: grants, lines, permits by tenant, lease ends without and with a claim,
--- tickets from 1e14 on, turns from 2^52 on. The permits that f has in use are the members of one score. A set is plain
--- if no place in it has a claim; then much of the work falls away: see kind.lua.
+-- So the ranges of scores are, from the lowest: grants, lines, permits by tenant, further permits without one, lease
+-- ends (with a claim alone, without one, with a tenant), tickets from 1e14 on, turns from 2^52 on. The permits that f
+-- has in use are the members of one score; all in use are those from 0 to 1e13, less the tickets. A set is plain if no
+-- place in it has a claim: it has no score below 1e12, and much of the work falls away: see kind.lua.
 --
--- Replies have the ticket of a line as 1e14 + k, and a lease end without the 1e13.
+-- Replies have the ticket of a line as 1e14 + k, and each lease end in ms, without the 1e13.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   limit       integer >= 0, permits; newcomers are judged by it
@@ -43,9 +46,9 @@
 --           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
 --           free and a place that could have it waited: call again at once
 --           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant is
---           at its cap | -4 it costs more than it could ever get | -5 a permit is free, but its rate allows no grant
---           earliest < 0: only its rate keeps back the next in turn; if no place waits, the first newcomer of status
---           -5; for so many ms
+--           at its cap | -4 it costs more than it could ever get | -5 - ms a permit is free, but its rate allows no
+--           grant for so long
+--           earliest < 0: only its rate keeps back the next in turn, for so many ms
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 if the set is empty, 1 more if any leave, for any number of ids; 12
 --           with a hand-over. With claims 5, 6 if none is in use, 1 more with a rate, 1 more if any leave, 1 more for
@@ -119,7 +122,11 @@ else
     if units < limit and (each == '00000' or redis.call('ZCOUNT', key, f, f) < tonumber(each, 36)) then
       local at = string.find(id, '/', 13, true)
       if not at then
-        redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)
+        if f == 0 then
+          redis.call('ZADD', key, lease_end / 1000, id)
+        else
+          redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)
+        end
         -- As in write.lua.
         if redis.call('PTTL', key) < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
         return lease_end
@@ -128,7 +135,11 @@ else
       local rank = tonumber(string.sub(id, at + 1, at + 3), 36) - 1
       if tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -33554432 then
         local number = string.sub(id, 1, at - 1)
-        redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -now / 1e6, 'r' .. number)
+        if f == 0 then
+          redis.call('ZADD', key, lease_end / 1000, id, -now / 1e6, 'r' .. number)
+        else
+          redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -now / 1e6, 'r' .. number)
+        end
         local window, doublings = string.sub(id, at + 4, at + 11), string.sub(id, at + 12, at + 12)
         local kept_ms = tonumber(window, 36) * 2 ^ tonumber(doublings, 36) / 1000
         local ttl = redis.call('PTTL', key)
@@ -145,8 +156,9 @@ local for_all, frees = ARGV[2] == '1', leaving > 0
 --@kind
 local plain_score = string.format('%.0f', lease_end)
 local fair_score = claims and string.format('%.0f', lease_end + 1e13)
+local nobodys_score = claims and string.format('%.3f', lease_end / 1000)
 local sub, byte = string.sub, string.byte
-local settle, remove, room_of, opening_of, start, undo
+local settle, remove, room_of, cost_of, never_fits, opening_of, start, undo
 local turn = {}
 if not is_plain then
   units = units or redis.call('ZCOUNT', key, '0', '(10000000000000')
@@ -182,15 +194,20 @@ if not is_plain then
         else
           local digits, cost, terms = sub(id, -15, -11), 1, sub(id, -8)
           if digits ~= seen then
-            seen, share = digits, string.format('%d', tonumber(digits, 36))
-            if turn[1] then
+            seen, share = digits, digits == '00000' and '100000000' or string.format('%d', tonumber(digits, 36))
+            if turn[1] and digits ~= '00000' then
               turns = turns or {}
               turns[#turns + 1] = 't' .. digits
             end
           end
-          writes[count + 1], writes[count + 2] = fair_score, id
-          writes[count + 3], writes[count + 4] = share, queued .. id
-          count = count + 4
+          if digits == '00000' then
+            writes[count + 1], writes[count + 2] = nobodys_score, id
+            count = count + 2
+          else
+            writes[count + 1], writes[count + 2] = fair_score, id
+            writes[count + 3], writes[count + 4] = share, queued .. id
+            count = count + 4
+          end
           -- No cap, class 0, one permit.
           if terms ~= '00000001' then
             local each = tonumber(sub(terms, 1, 5), 36)
@@ -279,10 +296,8 @@ local moved = gone
 local statuses, writes, ticket = { nil, nil, nil, nil, nil, nil, nil, nil }, {}, 0
 -- The number of places in all lines, once it is known.
 local in_lines = nil
--- The grants of this call without a claim that are not written yet.
+-- The permits granted in this call to places without a tenant that are not written yet.
 local fresh = 0
--- Until when its rate keeps back the first newcomer that is rejected for it.
-local rejected_until = nil
 -- By tenant: its turn, its permits in use, the length of its line and the last ticket in it, each once it is known; and
 -- whether its stopped line was settled in this call.
 local turns, has, lines, tails, seen, flush
@@ -297,22 +312,39 @@ if claims then
 end
 for i = 1, count do
   local id, status, stands = members[i], nil, scores[count + i]
-  if not claims or byte(id, -16) ~= 46 then
+  local has_claim = claims and byte(id, -16) == 46
+  if not has_claim or sub(id, -15, -11) == '00000' then
     if scores[i] then
       status = tonumber(stands or 1)
       moved = true
     else
+      local cost, refused = 1, -1
+      if has_claim then
+        cost = tonumber(sub(id, -2), 36)
+        local opens = opening_of(id, cost)
+        if limit > 0 and cost > limit or opens == math.huge then
+          refused = -4
+        elseif opens and in_use + cost <= limit then
+          refused = -5 - math.ceil((opens - now) / 1000)
+        end
+      end
       local own_turn = nil
-      if next_turn and queue == 0 and in_use < limit then
+      if queue == 0 and in_use < limit and (next_turn or has_claim) then
         local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') + fresh
         own_turn = (held * 64 + 1) * 4503599627370496 + now
       end
-      if queue == 0 and in_use < limit and (not next_turn or own_turn <= next_turn) then
+      local is_next = queue == 0 and in_use + cost <= limit and (not next_turn or own_turn <= next_turn)
+      if refused == -1 and is_next then
         status = 1
-        in_use = in_use + 1
-        fresh = fresh + 1
-      elseif max_queue < 0 then
-        status = -1
+        in_use = in_use + cost
+        fresh = fresh + cost
+        if has_claim then start(id) end
+        for j = 2, cost do
+          writes[#writes + 1] = 1e8
+          writes[#writes + 1] = j .. queued .. id
+        end
+      elseif max_queue < 0 or refused == -4 then
+        status = refused
       elseif queue >= max_queue then
         status = -2
       else
@@ -323,8 +355,8 @@ for i = 1, count do
         end
         ticket = math.max(now, ticket + 1)
         status = ticket
-        if own_turn and own_turn <= next_turn then
-          next_turn, next_head, next_f, next_cost, next_room = own_turn, id, 0, 1, room_of(id)
+        if own_turn and not never_fits(id) and (not next_turn or own_turn <= next_turn) then
+          next_turn, next_head, next_f, next_cost, next_room = own_turn, id, 0, cost, room_of(id)
         end
         queue = queue + 1
         writes[#writes + 1] = string.format('%.0f', ticket)
@@ -332,7 +364,7 @@ for i = 1, count do
       end
     end
     if status > 0 then
-      writes[#writes + 1] = plain_score
+      writes[#writes + 1] = has_claim and nobodys_score or plain_score
       writes[#writes + 1] = id
     end
   else
@@ -365,12 +397,12 @@ for i = 1, count do
       elseif each > 0 and units_of + cost > each then
         refused = -3
       elseif opens and in_use + cost <= room then
-        refused = -5
+        refused = -5 - math.ceil((opens - now) / 1000)
       end
       local own_turn = nil
       if line == 0 then
         own_turn = math.huge
-        if refused == -1 or refused == -5 then
+        if refused == -1 or refused < -5 then
           local level = math.floor(units_of * 64 / tonumber(string.sub(id, -10, -9), 36))
           own_turn = ((level + 1) * 4503599627370496 + now) * 2 ^ (80 * class)
         end
@@ -390,7 +422,6 @@ for i = 1, count do
         end
       elseif max_queue < 0 then
         status = refused
-        if refused == -5 then rejected_until = rejected_until or opens end
       elseif line >= max_queue then
         status = -2
       else
@@ -448,8 +479,8 @@ for i = 1, count do
         local head = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
         local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
         local own_turn = (held * 64 + 1) * 4503599627370496 + head[2]
-        if not next_turn or own_turn <= next_turn then
-          next_turn, next_head, next_f, next_cost, next_room = own_turn, head[1], 0, 1, room_of(head[1])
+        if not never_fits(head[1]) and (not next_turn or own_turn <= next_turn) then
+          next_turn, next_head, next_f, next_cost, next_room = own_turn, head[1], 0, cost_of(head[1]), room_of(head[1])
         end
       end
     end

@@ -2,12 +2,12 @@
 --
 -- A piece of the scripts, inserted at their end, where they have `--@answer`.
 --
--- Needs     key, now, is_plain, lease_end, in_use, queue, statuses, own; rejected_until: from when on a rejected
---           newcomer's rate allows it, in us, or nil; earliest, or nil if it has to be looked up; what again.lua needs
+-- Needs     key, now, is_plain, lease_end, in_use, queue, statuses, own; earliest, or nil if it has to be looked up; what
+--           again.lua needs
 
 local waiting = is_plain and queue or queue + redis.call('ZCOUNT', key, '-33554432', '(0')
 if waiting == 0 then
-  earliest = rejected_until and -math.ceil((rejected_until - now) / 1000) or 0
+  earliest = 0
 else
   --@again
   if call_again then

@@ -4,18 +4,26 @@
 --
 -- Needs     key, is_plain
 -- Leaves    earliest: 0 if there is no lease
--- Cost      1 command; 2 if the set has both places without a claim and others
+-- Cost      1 command; 1 more for each further kind of leases in the set: see acquire.lua
 
 if is_plain then
   earliest = tonumber(redis.call('ZRANGE', key, '0', '0', 'WITHSCORES')[2] or 0)
 else
-  -- Leases without a claim come first by score, even if they end later.
-  local first = redis.call('ZRANGEBYSCORE', key, '(33554432', '(1e14', 'WITHSCORES', 'LIMIT', '0', '1')[2]
-  earliest = tonumber(first or 0)
-  if earliest >= 1e13 then
-    earliest = earliest - 1e13
-  elseif first then
-    local behind = redis.call('ZRANGEBYSCORE', key, '10000000000000', '(1e14', 'WITHSCORES', 'LIMIT', '0', '1')[2]
-    if behind then earliest = math.min(earliest, tonumber(behind) - 1e13) end
+  -- Leases of one kind come before those of another by score, even if they end later.
+  local from = '(100000000'
+  earliest = 0
+  while from do
+    local first = redis.call('ZRANGEBYSCORE', key, from, '(1e14', 'WITHSCORES', 'LIMIT', '0', '1')[2]
+    local lease_end = tonumber(first or 0)
+    from = nil
+    if lease_end >= 1e13 then
+      lease_end = lease_end - 1e13
+    elseif lease_end >= 1e12 then
+      from = '10000000000000'
+    elseif first then
+      lease_end = math.floor(lease_end * 1000 + 0.5)
+      from = '1000000000000'
+    end
+    if first and (earliest == 0 or lease_end < earliest) then earliest = lease_end end
   end
 end

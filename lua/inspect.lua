@@ -11,10 +11,11 @@
 --           ticket ...}
 --           starts, window: of the rate; starts is 0 if there is none. started: the permits that were granted in the
 --           window that ends now. opening: from when on the rate allows one more, in us; 0: now
---           lease_end and ticket are raw scores; see acquire.lua for those of places with a claim. Up to `most`
---           of these are listed after the others; one that holds has the score of its permit instead of a ticket
+--           ticket is the raw score, and so is lease_end of a place with a tenant: see acquire.lua; others are in ms.
+--           Up to `most` places with a tenant are listed after those without a claim, and up to `most` with a claim
+--           alone after these; one with a tenant that holds has the score of its permit instead of a ticket
 -- Errors    none of its own
--- Cost      5 commands, 4 more with tenants, 1 more with a rate, 1 more if it allows no start now;
+-- Cost      6 commands, 4 more with tenants, 1 more with a rate, 1 more if it allows no start now;
 --           O(log n + members listed + starts)
 -- Retry     safe
 
@@ -45,14 +46,20 @@ if count == 2 * most or count > 0 and tonumber(leases[count]) >= 1e13 then
     end
   end
   for i = 1, #fair do leases[#leases + 1] = fair[i] end
-  for i = #fair - 1, 1, -2 do
-    local at = starts == 0 and string.find(fair[i], '/', 13, true)
-    if at then
-      starts = tonumber(string.sub(fair[i], at + 1, at + 3), 36)
-      window = tonumber(string.sub(fair[i], at + 4, at + 11), 36)
-      -- Another program wrote the id.
-      if not (starts and window) then starts, window = 0, 0 end
-    end
+end
+local running = '(' .. string.format('%.17g', now_ms / 1000)
+local nobodys = redis.call('ZRANGEBYSCORE', key, running, '(1000000000000', 'WITHSCORES', 'LIMIT', 0, most)
+for i = 1, #nobodys, 2 do
+  leases[#leases + 1] = nobodys[i]
+  leases[#leases + 1] = string.format('%.0f', nobodys[i + 1] * 1000)
+end
+for i = #leases - 1, 1, -2 do
+  local at = starts == 0 and string.find(leases[i], '/', 13, true)
+  if at then
+    starts = tonumber(string.sub(leases[i], at + 1, at + 3), 36)
+    window = tonumber(string.sub(leases[i], at + 4, at + 11), 36)
+    -- Another program wrote the id.
+    if not (starts and window) then starts, window = 0, 0 end
   end
 end
 local started, opening = 0, 0

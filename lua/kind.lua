@@ -2,7 +2,7 @@
 --
 -- A piece of the scripts, inserted where one has `--@kind`.
 --
--- Places with a claim have members with scores below any lease end: see acquire.lua.
+-- Places with a claim have members with scores below the lease ends of those without: see acquire.lua.
 --
 -- Needs     key, claims: whether any id of the call has a claim
 -- Leaves    is_plain: no place has a claim, and no id; earliest: the first lease end, 0 without one; if is_plain

@@ -12,7 +12,7 @@ for i = from, to do
   local id = ids[i]
   if string.byte(id, -16) == 46 then
     local digits = string.sub(id, -15, -11)
-    if not seen[digits] then
+    if digits ~= '00000' and not seen[digits] then
       seen[digits] = true
       tenants[#tenants + 1] = digits
       members[#tenants] = 't' .. digits

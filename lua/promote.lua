@@ -13,20 +13,20 @@
 -- waits, the reply tells the caller to call again; until then newcomers queue, or are refused.
 --
 -- Each head is judged by the limit in its id, and all that wait do so behind it: passing over a head would starve the
--- lower limit, or the larger cost. A call that frees permits goes on past its own limit, because the head may have a
--- higher one. A head that could never be served, because the limit was lowered since it came, stops its line, and the
--- next turn is examined.
+-- lower limit, the larger cost, or the rate that has to be waited for. A call that frees permits goes on past its own
+-- limit, because the head may have a higher one. A head that could never be served, because the limit was lowered since
+-- it came, stops its line, and the next turn is examined.
 --
--- Places without a claim form one more line, of weight 1 and class 0. Its turn is not stored; it is computed when it is
--- compared.
+-- Places without a tenant form one more line, of weight 1 and class 0. Its turn is not stored; it is computed when it
+-- is compared.
 --
 -- Needs     queued, key, now, is_plain, limit, for_all, frees, node, counted, in_use, queue, budget; asked: members
 --           whose scores are looked up along with the lease ends of those granted; unless is_plain: turn, remove,
---           room_of, opening_of, start, undo
+--           room_of, cost_of, never_fits, opening_of, start, undo
 -- Leaves    most: the number of permits in use up to which it granted; own; in_use and queue, updated; gone: whether
 --           any place was taken out; scores: those of the first of `asked`, stale if any place is gone, and nil if
 --           none were looked up. If permits are free: next_turn, next_head, next_f, next_cost, next_room of the place
---           whose turn is next; next_f 0 without a claim; next_turn nil if no place waits, or, in a plain set,
+--           whose turn is next; next_f 0 without a tenant; next_turn nil if no place waits, or, in a plain set,
 --           unless the budget is spent
 -- Cost      3 commands for any number of grants in a plain set, 1 more for each node that is notified; else 3 for
 --           each grant, 1 more for the last of a line; O(budget * log n)
@@ -83,10 +83,12 @@ while repeats do
         local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
         local plain = (held * 64 + 1) * 4503599627370496 + score
         local first = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
-        if first[1] and tonumber(first[2]) < plain then
+        local is_stopped = never_fits(member)
+        if is_stopped and not first[1] then break end
+        if is_stopped or first[1] and tonumber(first[2]) < plain then
           member, score = first[1], tonumber(first[2])
         else
-          head, score = member, plain
+          head, score, next_cost = member, plain, cost_of(member)
         end
       end
       if not head then
@@ -143,14 +145,14 @@ while repeats do
           redis.call('ZADD', key, next_f, head)
         end
         if not behind then redis.call('ZREM', key, member) end
-        if next_cost > 1 and not is_absent then
-          local writes = {}
-          for i = 2, next_cost do
-            writes[#writes + 1] = next_f
-            writes[#writes + 1] = i .. head
-          end
-          redis.call('ZADD', key, unpack(writes))
+      end
+      if next_cost > 1 and not is_absent then
+        local writes = {}
+        for i = 2, next_cost do
+          writes[#writes + 1] = next_f > 0 and next_f or 1e8
+          writes[#writes + 1] = i .. head
         end
+        redis.call('ZADD', key, unpack(writes))
       end
       if is_absent then
         gone = true
@@ -176,8 +178,11 @@ while repeats do
   local ends = #ids > known and redis.call('ZMSCORE', key, unpack(ids))
   if ends and not is_plain then
     for i = known + 1, #ids do
-      -- Drops the leading 1 of 1e13 + a time of thirteen digits.
-      if string.byte(ids[i], -16) == 46 then ends[i] = string.sub(ends[i], 2) end
+      if string.byte(ids[i], -16) == 46 then
+        -- Drops the leading 1 of 1e13 + a time of thirteen digits.
+        ends[i] = string.sub(ids[i], -15, -11) == '00000' and string.format('%.0f', ends[i] * 1000)
+          or string.sub(ends[i], 2)
+      end
     end
   end
   scores, asked = ends or nil, {}
@@ -201,7 +206,7 @@ while repeats do
       for _, i in ipairs(mail[to]) do
         local id = ids[i]
         lost[#lost + 1] = id
-        in_use = in_use - (string.byte(id, -16) == 46 and tonumber(string.sub(id, -2), 36) or 1)
+        in_use = in_use - (is_plain and 1 or cost_of(id))
       end
     end
   end

@@ -35,9 +35,10 @@ end
 local lease_end = now_ms + lease_ms
 local plain_score = string.format('%.0f', lease_end)
 local fair_score = claims and string.format('%.0f', lease_end + 1e13)
+local nobodys_score = claims and string.format('%.3f', lease_end / 1000)
 --@queued
 --@kind
-local settle, remove, room_of, opening_of, start, undo
+local settle, remove, room_of, cost_of, never_fits, opening_of, start, undo
 if not is_plain then
   --@settle
   --@rate
@@ -58,8 +59,10 @@ local statuses, writes = {}, {}
 local tenants, seen = {}, {}
 for i, id in ipairs(ids) do
   local status, stands, proof = 0, scores[count + i], proofs[i]
-  local has_claim = claims and string.byte(id, -16) == 46
-  if not has_claim then
+  local digits = claims and string.byte(id, -16) == 46 and string.sub(id, -15, -11)
+  local score = plain_score
+  if not digits or digits == '00000' then
+    if digits then score = nobodys_score end
     if scores[i] then
       status = tonumber(stands or 1)
     elseif proof >= 1e14 then
@@ -68,9 +71,17 @@ for i, id in ipairs(ids) do
       writes[#writes + 1] = queued .. id
     elseif proof > now_ms then
       status = 1
+      if digits then
+        -- It started in an outage, and counts from now on.
+        if proof == 99999999999999 then start(id) end
+        for j = 2, cost_of(id) do
+          writes[#writes + 1] = 1e8
+          writes[#writes + 1] = j .. queued .. id
+        end
+      end
     end
   else
-    local digits = string.sub(id, -15, -11)
+    score = fair_score
     local f, touched = tonumber(digits, 36), not scores[i]
     if scores[i] then
       status = 1
@@ -86,11 +97,10 @@ for i, id in ipairs(ids) do
       writes[#writes + 1] = queued .. id
     elseif proof > now_ms then
       status = 1
-      -- It started in an outage, and counts from now on.
       if proof == 99999999999999 then start(id) end
       writes[#writes + 1] = f
       writes[#writes + 1] = queued .. id
-      for j = 2, tonumber(string.sub(id, -2), 36) do
+      for j = 2, cost_of(id) do
         writes[#writes + 1] = f
         writes[#writes + 1] = j .. queued .. id
       end
@@ -102,7 +112,7 @@ for i, id in ipairs(ids) do
   end
   statuses[i] = status
   if status > 0 then
-    writes[#writes + 1] = has_claim and fair_score or plain_score
+    writes[#writes + 1] = score
     writes[#writes + 1] = id
   end
 end
@@ -114,5 +124,4 @@ local all, waiting, turn, units
 local asked = {}
 --@promote
 earliest = nil
-local rejected_until = nil
 --@answer

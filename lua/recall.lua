@@ -11,7 +11,7 @@
 -- Cost      1 command, and 1 for each node, at most 128
 
 local told = { [node] = true }
-for _, id in ipairs(redis.call('ZRANGE', key, '(100000000000000', '(33554432', 'BYSCORE', 'REV', 'LIMIT', '0', '128')) do
+for _, id in ipairs(redis.call('ZRANGE', key, '(100000000000000', '(100000000', 'BYSCORE', 'REV', 'LIMIT', '0', '128')) do
   local to = string.match(id, '^(%w+):')
   if to and not told[to] then
     told[to] = true

@@ -50,7 +50,7 @@ local for_all, frees = ARGV[2] == '1', true
 local counted, node = ARGV[4] == '1', ARGV[5]
 --@clock
 --@kind
-local settle, remove, room_of, opening_of, start, undo
+local settle, remove, room_of, cost_of, never_fits, opening_of, start, undo
 if not is_plain then
   -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   if last == 5 then redis.call('ZREM', key, '') end

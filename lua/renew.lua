@@ -30,10 +30,11 @@ local ids = { unpack(ARGV, 7) }
 local lease_end = now_ms + lease_ms
 local plain_score = string.format('%.0f', lease_end)
 local fair_score = claims and string.format('%.0f', lease_end + 1e13)
+local nobodys_score = claims and string.format('%.3f', lease_end / 1000)
 -- Sweep first: a late renewal must not bring back a place whose lease has ended.
 --@queued
 --@kind
-local settle, remove, room_of, opening_of, start, undo
+local settle, remove, room_of, cost_of, never_fits, opening_of, start, undo
 if not is_plain then
   --@settle
   --@rate
@@ -58,20 +59,24 @@ local tenants, turns, seen = {}, {}, {}
 for i, id in ipairs(ids) do
   local status, stands = 0, scores[count + i]
   if scores[i] then
-    local has_claim = claims and string.byte(id, -16) == 46
+    local digits = claims and string.byte(id, -16) == 46 and string.sub(id, -15, -11)
+    local score = plain_score
     status = 1
-    if not has_claim then
+    if not digits or digits == '00000' then
       status = tonumber(stands or 1)
-    elseif stands and tonumber(stands) < 0 then
-      local digits = string.sub(id, -15, -11)
-      status = 1e14 + (stands + tonumber(digits, 36)) * 268435456
-      if not seen[digits] then
-        seen[digits] = true
-        tenants[#tenants + 1] = digits
-        turns[#tenants] = 't' .. digits
+      if digits then score = nobodys_score end
+    else
+      score = fair_score
+      if stands and tonumber(stands) < 0 then
+        status = 1e14 + (stands + tonumber(digits, 36)) * 268435456
+        if not seen[digits] then
+          seen[digits] = true
+          tenants[#tenants + 1] = digits
+          turns[#tenants] = 't' .. digits
+        end
       end
     end
-    writes[#writes + 1] = has_claim and fair_score or plain_score
+    writes[#writes + 1] = score
     writes[#writes + 1] = id
   end
   statuses[i] = status
@@ -105,5 +110,4 @@ local asked = {}
 --@promote
 -- The earliest lease may be one that was just renewed.
 earliest = nil
-local rejected_until = nil
 --@answer

@@ -7,7 +7,7 @@
 --
 -- Returns   how much of its lease is left, or would be, in ms; -1 if it is not present
 -- Errors    none of its own
--- Cost      3 commands; with a claim 5, 2 more if its tenant waits; O(log n)
+-- Cost      3 commands; with a tenant 5, 2 more if its tenant waits; O(log n)
 -- Retry     safe
 
 local key = KEYS[1]
@@ -17,13 +17,17 @@ local id, take = ARGV[1], ARGV[2] == '1'
 local lease_end = redis.call('ZMSCORE', key, id)[1]
 if not lease_end then return -1 end
 local has_claim = string.byte(id, -16) == 46
+if has_claim then
+  local is_nobodys = string.sub(id, -15, -11) == '00000'
+  lease_end = is_nobodys and math.floor(lease_end * 1000 + 0.5) or lease_end - 1e13
+end
 if take then
   if has_claim then
-    local settle, remove, room_of
+    local settle, remove, room_of, cost_of, never_fits
     --@settle
     remove({ id })
   else
     redis.call('ZREM', key, id, queued .. id)
   end
 end
-return math.max(lease_end - (has_claim and 1e13 or 0) - now_ms, 0)
+return math.max(lease_end - now_ms, 0)

@@ -71,8 +71,8 @@ impl Ask {
 
     /// Sets the tenant of the request.
     ///
-    /// All requests that set a [cost](Self::cost) and no tenant count as one tenant. Requests that set only a name wait
-    /// in a queue of their own, in the order of their arrival.
+    /// Requests without a tenant wait in one line, in the order of their arrival. Those among them that set a weight, a
+    /// class or a cap count as one tenant.
     ///
     /// Fairness is only as good as the identity: take it from authentication, not from a value that clients choose.
     ///
@@ -223,6 +223,9 @@ impl Ask {
         }
         if cost > Self::MAX_COST {
             return Err(RejectReason::CostTooHigh);
+        }
+        if self.tenant.is_none() && self.terms == (Terms { cost, ..DEFAULT_TERMS }) {
+            return Ok(Claim::without_tenant().with_cost(cost));
         }
         Ok(Claim::new(numbers.of(self.tenant.as_ref()))
             .with_weight(set.weight.unwrap_or(weight))

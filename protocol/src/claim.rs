@@ -20,13 +20,10 @@ impl Tenant {
         Self((hash % Self::MAX as u64) as u32 + 1)
     }
 
-    /// The requests without a tenant, in a process's own queue.
-    pub(crate) const NOBODY: Self = Self(0);
+    /// What stands for the tenant of the requests without one.
+    pub const NOBODY: Self = Self(0);
 
-    /// The line of the requests that have no tenant, on a semaphore with a rate.
-    pub const UNNAMED: Self = Self(1);
-
-    /// The number, from 1 to [`MAX`](Self::MAX).
+    /// The number, from 1 to [`MAX`](Self::MAX); 0 of nobody.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
@@ -94,18 +91,14 @@ impl Claim {
         Self(NonZeroU64::new(u64::from(tenant.0) << TENANT_AT | weight).unwrap_or(NonZeroU64::MIN))
     }
 
-    /// The claim of a request without a tenant, in a process's own queue.
-    pub(crate) fn nobodys() -> Self {
+    /// The claim of a request without a tenant: it has a cost and nothing else, and stands in the order of its arrival
+    /// among the requests that have no claim.
+    #[must_use]
+    pub fn without_tenant() -> Self {
         Self::new(Tenant::NOBODY)
     }
 
-    /// The claim of a request that has no tenant, on a semaphore with a rate: all of these are one line.
-    #[must_use]
-    pub fn without_tenant() -> Self {
-        Self::new(Tenant::UNNAMED)
-    }
-
-    /// The same claim with another weight, clamped to 1 to 64.
+    /// The same claim with another weight, clamped to 1 to 64. Without a tenant, this and all but the cost has no effect.
     #[must_use]
     pub fn with_weight(self, weight: u32) -> Self {
         self.with(WEIGHT_AT, 6, Self::WEIGHT_MAX - weight.clamp(1, Self::WEIGHT_MAX))
@@ -129,10 +122,16 @@ impl Claim {
         self.with(0, 24, each.map_or(0, |each| each.clamp(1, Self::EACH_MAX)))
     }
 
-    /// The tenant.
+    /// The tenant; [`Tenant::NOBODY`] if it has none.
     #[must_use]
     pub const fn tenant(self) -> Tenant {
         Tenant((self.0.get() >> TENANT_AT) as u32)
+    }
+
+    /// Whether it has a tenant, and so stands in the line of that.
+    #[must_use]
+    pub fn has_tenant(self) -> bool {
+        self.tenant() != Tenant::NOBODY
     }
 
     /// The tenant's weight: what it has in use is divided by this where tenants are compared.
@@ -169,6 +168,9 @@ impl Claim {
     }
 
     fn with(self, at: u32, width: u32, value: u32) -> Self {
+        if at != COST_AT && !self.has_tenant() {
+            return self;
+        }
         let mask = ((1u64 << width) - 1) << at;
         let bits = (self.0.get() & !mask) | (u64::from(value) << at);
         // Neither the tenant nor a weight of 1 is ever taken out of it.
@@ -202,9 +204,8 @@ impl Claim {
             .with_each(Some(number(&text[8..13])?).filter(|each| *each > 0))
             .with_class(u8::try_from(number(&text[13..14])?).ok()?)
             .with_cost(number(&text[14..16])?);
-        let is_tenant = (1..=Tenant::MAX).contains(&tenant.0);
         // One text for each claim, and no value out of its range.
-        (is_tenant && claim.text() == *text).then_some(claim)
+        (tenant.0 <= Tenant::MAX && claim.text() == *text).then_some(claim)
     }
 }
 
@@ -239,6 +240,7 @@ mod tests {
             (1, 1, 1, 0, None),
             (Tenant::MAX, 64, 64, 7, Some(Claim::EACH_MAX)),
             (1234, 3, 16, 1, Some(4)),
+            (0, 1, 5, 0, None),
         ] {
             let claim = Claim::new(Tenant(tenant))
                 .with_weight(weight)
@@ -264,6 +266,8 @@ mod tests {
         assert_eq!(claim.with_class(8).class(), 7);
         assert_eq!(claim.with_each(Some(u32::MAX)).each(), Some(Claim::EACH_MAX));
         assert_eq!(claim.with_each(Some(3)).with_each(None).each(), None);
+        let nobodys = Claim::without_tenant();
+        assert_eq!(nobodys.with_weight(2).with_class(1).with_each(Some(3)), nobodys);
     }
 
     #[test]
@@ -272,7 +276,6 @@ mod tests {
             "",
             ".",
             ".00000010000001",
-            ".000000100000001",
             ".0000a00000000001",
             ":0000a01000000001",
             ".0000A01000000001",
@@ -282,11 +285,15 @@ mod tests {
             ".0000a0100000001t",
             ".zzzzz01000000001",
             ".0000a01zzzzz0001",
+            ".000000200000001",
+            ".000000100001001",
+            ".000000100000101",
         ] {
             assert_eq!(Claim::parse(text.as_bytes()), None, "{text}");
         }
         assert!(Claim::parse(b".0000a01000000001").is_none(), "seventeen bytes");
         assert!(Claim::parse(b".0000a0100000001").is_some());
+        assert!(Claim::parse(b".000000100000001").is_some());
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub struct PlaceId {
     /// The limit that it is judged by when its turn comes; `None`: that of the caller. A place that may not wait has
     /// none, unless it has a rate.
     pub bound: Option<Bound>,
-    /// Its claim among tenants; `None`: it is served in order of arrival.
+    /// Its claim among tenants, or its cost; `None`: it is served in order of arrival.
     pub claim: Option<Claim>,
 }
 
@@ -100,7 +100,13 @@ impl PlaceId {
     /// Its tenant, if it has one.
     #[must_use]
     pub fn tenant(&self) -> Option<Tenant> {
-        self.claim.map(Claim::tenant).filter(|tenant| *tenant != Tenant::UNNAMED)
+        self.claim_in_line().map(Claim::tenant)
+    }
+
+    /// Its claim, if it stands in the line of a tenant; `None`: it is served in order of arrival.
+    #[must_use]
+    pub fn claim_in_line(&self) -> Option<Claim> {
+        self.claim.filter(|claim| claim.has_tenant())
     }
 
     /// The rate that its grant observes, if it has one.

@@ -91,6 +91,15 @@ struct Asks {
     rate: Option<BoundRate>,
 }
 
+impl Asks {
+    /// A place with a rate has a bound and a claim in any case.
+    fn with_rate(self, rate: Option<BoundRate>) -> Self {
+        let bound = self.bound.or_else(|| rate.map(|_| (3, 0)));
+        let claim = self.claim.or_else(|| rate.map(|_| Claim::without_tenant()));
+        Self { bound, claim, rate }
+    }
+}
+
 /// The proof of a place that is to be counted again.
 #[derive(Clone, Debug)]
 enum Proof {
@@ -139,7 +148,7 @@ fn limit() -> impl Strategy<Value = u32> {
 enum Of {
     Plain,
     Tenants,
-    /// All places have claims, and most have a rate.
+    /// Most places have a rate, and so a claim.
     Rates,
 }
 
@@ -166,7 +175,12 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
             let claim = Claim::new(Tenant::of_hash(tenant)).with_weight(weight).with_cost(cost);
             Some(claim.with_class(class).with_each(each))
         });
-    if of == Of::Rates { claim.boxed() } else { prop_oneof![6 => claim, 1 => Just(None)].boxed() }
+    let nobodys = prop_oneof![8 => Just(1), 3 => 2..=3u32, 1 => 4..=64u32]
+        .prop_map(|cost| Some(Claim::without_tenant().with_cost(cost)));
+    match of {
+        Of::Rates => prop_oneof![4 => claim, 3 => nobodys, 1 => Just(None)].boxed(),
+        _ => prop_oneof![10 => claim, 4 => nobodys, 2 => Just(None)].boxed(),
+    }
 }
 
 /// The windows of rates, in µs.
@@ -193,11 +207,8 @@ fn asks(of: Of) -> impl Strategy<Value = Asks> {
         6 => (1..6u32, 0..=2u32).prop_map(Some),
         1 => (any::<u32>(), any::<u32>()).prop_map(Some),
     ];
-    (bound, claim(of), rate(of)).prop_map(move |(bound, claim, rate)| {
-        // A place with a rate has a bound in any case.
-        let bound = bound.or_else(|| rate.map(|_| (3, 0)));
-        Asks { bound, claim, rate }
-    })
+    (bound, claim(of), rate(of))
+        .prop_map(move |(bound, claim, rate)| Asks { bound, claim, rate: None }.with_rate(rate))
 }
 
 fn pick(of: Of) -> impl Strategy<Value = Pick> {
@@ -249,10 +260,7 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     };
     let proofs = prop::collection::vec((pick(of), proof()), batch.clone());
     let ids = (prop::collection::vec(asks(of), batch), rate(of)).prop_map(|(mut ids, rate)| {
-        for asks in &mut ids {
-            asks.rate = rate;
-            asks.bound = asks.bound.or_else(|| rate.map(|_| (3, 0)));
-        }
+        ids.iter_mut().for_each(|asks| *asks = asks.with_rate(rate));
         ids
     });
     let node = 0..NODES;

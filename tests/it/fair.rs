@@ -607,7 +607,7 @@ async fn a_cap_is_blamed_only_where_it_was_in_the_way() {
 }
 
 #[tokio::test]
-async fn requests_that_name_no_tenant_but_a_cost_are_one_tenant() {
+async fn requests_that_name_no_tenant_but_a_cost_are_of_no_tenant() {
     let semaphore = Semaphore::in_memory();
     let policy = Policy::new(4);
     let layer = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4).fair_by(TENANT);
@@ -618,7 +618,8 @@ async fn requests_that_name_no_tenant_but_a_cost_are_one_tenant() {
     }));
     let kept = service.ready().await.unwrap().call(Request::new(())).await.unwrap();
     let seen = semaphore.inspect("x").await.unwrap();
-    assert_eq!((seen.tenants.len(), seen.tenants[0].in_use), (1, 2));
+    // Those of the layer are one tenant together.
+    assert_eq!((seen.in_use, seen.tenants.len(), seen.tenants[0].in_use), (2, 1, 1));
     drop((held, kept));
 }
 

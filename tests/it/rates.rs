@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::header::RETRY_AFTER;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
@@ -32,6 +33,9 @@ on_both! {
     a_smooth_rate_is_spread_over_its_window
     tenants_share_the_starts
     a_cost_counts_as_many_starts
+    requests_with_and_without_a_rate_or_a_cost_are_granted_in_the_order_of_their_arrival
+    who_waits_adopts_a_rate_that_a_reload_adds
+    a_rejection_says_when_the_next_can_start_though_a_tenant_waits_for_its_cap
     a_request_that_is_rejected_makes_no_room_for_a_larger_one
     a_short_window_that_was_set_does_not_forget_a_long_one
     an_inspection_tells_how_much_of_the_rate_is_used
@@ -187,6 +191,81 @@ async fn a_cost_counts_as_many_starts(node: &dyn Fn() -> Semaphore) {
     assert_eq!(rejected.reason, RejectReason::CostTooHigh);
     let text = AcquireError::Rejected(rejected).to_string();
     assert!(text.ends_with("within the limit of 50 and the rate of 3/30s"), "{text}");
+}
+
+/// As in a rolling deploy that adds a rate, or a cost.
+async fn requests_with_and_without_a_rate_or_a_cost_are_granted_in_the_order_of_their_arrival(
+    node: &dyn Fn() -> Semaphore,
+) {
+    let (own, other) = (node(), node());
+    let plain = patient(2).build().unwrap();
+    let rated = patient(2).rate(600, 60 * SECOND).build().unwrap();
+    let held = [own.acquire("x", &plain).await.unwrap(), other.acquire("x", &rated).await.unwrap()];
+    // No two neighbours fit at once.
+    let asks = [
+        (&own, Ask::of("x").cost(2), &plain),
+        (&other, Ask::of("x"), &plain),
+        (&own, Ask::of("x").cost(2), &rated),
+        (&other, Ask::of("x"), &rated),
+        (&other, Ask::of("x").cost(2), &plain),
+        (&own, Ask::of("x"), &rated),
+        (&own, Ask::of("x").cost(2), &rated),
+        (&own, Ask::of("x"), &plain),
+    ];
+    let (granted, mut order) = mpsc::unbounded_channel();
+    let mut waits = JoinSet::new();
+    for (i, (semaphore, ask, policy)) in asks.into_iter().enumerate() {
+        let (acquire, granted) = (semaphore.acquire(ask, policy), granted.clone());
+        waits.spawn(async move { granted.send((i, acquire.await.unwrap())) });
+        waiting(&own, "x", i as u64 + 1).await;
+    }
+    drop(held);
+    for expected in 0..8 {
+        let (i, permit) = order.recv().await.unwrap();
+        assert_eq!(i, expected);
+        drop(permit);
+    }
+}
+
+async fn who_waits_adopts_a_rate_that_a_reload_adds(node: &dyn Fn() -> Semaphore) {
+    let semaphore = node();
+    let before = patient(1).build().unwrap();
+    let after = patient(1).rate(1, 60 * SECOND).build().unwrap();
+    let held = semaphore.acquire("x", &before).await.unwrap();
+    let mut waits = JoinSet::new();
+    for i in 0..3 {
+        waits.spawn(semaphore.acquire("x", &before));
+        waiting(&semaphore, "x", i + 1).await;
+    }
+    semaphore.update_waiting("x", &after);
+    eventually("all three return with a rate", async || {
+        let seen = semaphore.inspect("x").await.unwrap();
+        let rated = seen.waiters.iter().filter(|place| place.id.to_string().contains('/'));
+        seen.waiting == 3 && rated.count() == 3
+    })
+    .await;
+    drop(held);
+    drop(waits.join_next().await);
+    eventually("its permit is free", async || semaphore.inspect("x").await.unwrap().in_use == 0)
+        .await;
+    waiting(&semaphore, "x", 2).await;
+    assert!(rate_of(&semaphore).await.unwrap().opens_in.is_some());
+}
+
+async fn a_rejection_says_when_the_next_can_start_though_a_tenant_waits_for_its_cap(
+    node: &dyn Fn() -> Semaphore,
+) {
+    let semaphore = node();
+    let policy = Policy::builder(10).rate(2, 60 * SECOND).build().unwrap();
+    let capped = || Ask::of("x").by("capped").each(1);
+    let _held = semaphore.acquire(capped(), &policy).await.unwrap();
+    let long = patient(10).rate(2, 60 * SECOND).build().unwrap();
+    let _waits = tokio::spawn(semaphore.acquire(capped(), &long));
+    waiting(&semaphore, "x", 1).await;
+    drop(semaphore.try_acquire(Ask::of("x").by("other"), &policy).await.unwrap());
+    let rejected = rejection(semaphore.try_acquire(Ask::of("x").by("other"), &policy).await);
+    assert_eq!(rejected.reason, RejectReason::Rate);
+    assert!(rejected.ends_in.is_some_and(|left| left > 50 * SECOND), "{rejected:?}");
 }
 
 async fn a_request_that_is_rejected_makes_no_room_for_a_larger_one(node: &dyn Fn() -> Semaphore) {

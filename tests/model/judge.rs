@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tower_semaphore_protocol::TICKET_MIN;
 use tower_semaphore_protocol::session::{AcquireOptions, OnUnavailable, Progress};
-use tower_semaphore_protocol::{Call, Claim, Op, Session, Tenant};
+use tower_semaphore_protocol::{Call, Op, Session, Tenant};
 
 use super::Bug;
 use super::process::{Kept, Link, Others, Phase, Process, Slot, reuse_ticks, time};
@@ -25,7 +25,7 @@ fn is_paused(p: &Process) -> bool {
 }
 
 fn tenant_of(stored: &Stored) -> Option<Tenant> {
-    stored.place.claim.map(Claim::tenant)
+    stored.place.tenant()
 }
 
 impl World {

@@ -172,7 +172,7 @@ impl Slot {
     }
 
     pub(crate) fn tenant(&self) -> Option<Tenant> {
-        self.options.claim.map(Claim::tenant)
+        self.options.claim.filter(|claim| claim.has_tenant()).map(Claim::tenant)
     }
 }
 

@@ -1274,7 +1274,7 @@ impl Checker {
         // and a place of a tenant with a cap may wait.
         let fits =
             |id: PlaceId| units + u64::from(id.cost()) <= crate::fair::room(id, limit, (0, 0));
-        let is_plain = all_waiting.iter().all(|(_, id)| id.claim.is_none());
+        let is_plain = all_waiting.iter().all(|(_, id)| id.tenant().is_none());
         let first = all_waiting.iter().min().filter(|_| is_plain);
         let fits = match first {
             Some((_, first)) => fits(*first),

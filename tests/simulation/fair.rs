@@ -96,7 +96,7 @@ struct Places {
 }
 
 fn tenant_of(id: PlaceId) -> Option<Tenant> {
-    id.claim.map(Claim::tenant)
+    id.tenant()
 }
 
 impl Places {
@@ -141,7 +141,7 @@ impl Places {
 
     fn passes_each(&self, id: PlaceId) -> bool {
         let Some(claim) = id.claim else { return false };
-        let units = self.units_of(Some(claim.tenant())) + u64::from(claim.cost());
+        let units = self.units_of(tenant_of(id)) + u64::from(claim.cost());
         claim.each().is_some_and(|each| units > u64::from(each))
     }
 
@@ -298,7 +298,7 @@ impl Judge {
         for (id, proof) in done.coming.iter().filter(|(id, _)| !known.contains(id)) {
             let Some(proof) = proof.filter(|_| after.contains_key(id)) else { continue };
             let is_ticket = proof >= TICKET_MIN;
-            let ticket = match id.claim {
+            let ticket = match id.tenant() {
                 Some(_) => proof.clamp(TICKET_MIN + 1, TICKET_MIN + LINE_MAX),
                 None => proof,
             };

@@ -37,7 +37,7 @@ struct Turn {
 }
 
 fn tenant_of(id: PlaceId) -> Option<Tenant> {
-    id.claim.map(Claim::tenant)
+    id.tenant()
 }
 
 fn room(caller: Caller, id: PlaceId) -> u64 {

@@ -4,7 +4,6 @@ use smallvec::SmallVec;
 
 use super::fair::next_in_line;
 use super::{Caller, Ledger, PlaceStatus, Post, Reply};
-use crate::claim::Claim;
 use crate::id::{NodeId, PlaceId};
 use crate::lines::fits_each;
 
@@ -81,10 +80,6 @@ impl Ledger {
                     }
                 }
                 PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
-                // Told if no place waits: see `close`.
-                PlaceStatus::NoStart if reply.opens_in == 0 => {
-                    reply.opens_in = self.opens_in(*id, caller.now);
-                }
                 _ => {}
             }
             self.settle(caller.now);
@@ -111,20 +106,15 @@ impl Ledger {
         max_queue: Option<u32>,
         last: &mut u64,
     ) -> PlaceStatus {
-        let (refused, waiting, ticket) = match (id.claim, &self.lines) {
-            (None, _) => {
-                (PlaceStatus::NoPermit, self.queue.len() as u64, caller.now.max(*last + 1))
-            }
-            (Some(claim), None) => {
-                (self.refused(caller, id, claim, 0), 0, next_in_line(caller.now, None))
-            }
-            (Some(claim), Some(fair)) => {
-                let (tenant, lines) = (claim.tenant(), &fair.lines);
-                let ticket = next_in_line(caller.now, lines.last_ticket(tenant));
-                let refused = self.refused(caller, id, claim, lines.units_of(tenant));
-                (refused, lines.waiting_of(tenant), ticket)
+        let (units, waiting, ticket) = match (id.tenant(), &self.lines) {
+            (None, _) => (0, self.queue.len() as u64, caller.now.max(*last + 1)),
+            (Some(_), None) => (0, 0, next_in_line(caller.now, None)),
+            (Some(tenant), Some(fair)) => {
+                let ticket = next_in_line(caller.now, fair.lines.last_ticket(tenant));
+                (fair.lines.units_of(tenant), fair.lines.waiting_of(tenant), ticket)
             }
         };
+        let refused = self.refused(caller, id, units);
         if refused == PlaceStatus::NeverFits {
             return refused;
         }
@@ -136,13 +126,13 @@ impl Ledger {
             Some(max) if waiting >= u64::from(max) => PlaceStatus::QueueFull,
             // A line may take half of the room that is left, so a tenant without a place finds room.
             Some(_)
-                if id.claim.is_some()
+                if id.tenant().is_some()
                     && waiting + self.waiting() >= u64::from(caller.max_waiting) =>
             {
                 PlaceStatus::QueueFull
             }
             Some(_) => {
-                if id.claim.is_none() {
+                if id.tenant().is_none() {
                     *last = ticket;
                 }
                 PlaceStatus::Waiting(ticket)
@@ -150,8 +140,9 @@ impl Ledger {
         }
     }
 
-    /// Why a place with a claim that may not wait is refused.
-    fn refused(&self, caller: Caller, id: PlaceId, claim: Claim, units: u64) -> PlaceStatus {
+    /// Why a place that may not wait is refused; `units`: what its tenant has in use.
+    fn refused(&self, caller: Caller, id: PlaceId, units: u64) -> PlaceStatus {
+        let Some(claim) = id.claim else { return PlaceStatus::NoPermit };
         let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
         // If there are no permits, it waits for an operator.
         let never = (room > 0 && cost > room) || claim.exceeds_each() || !Self::can_start(id);
@@ -159,7 +150,7 @@ impl Ledger {
             () if never => PlaceStatus::NeverFits,
             () if !fits_each(units, claim) => PlaceStatus::TenantFull,
             () if self.in_use() + cost <= room && !self.may_start(id, caller.now) => {
-                PlaceStatus::NoStart
+                PlaceStatus::NoStart(self.opens_in(id, caller.now))
             }
             () => PlaceStatus::NoPermit,
         }

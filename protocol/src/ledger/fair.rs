@@ -1,4 +1,4 @@
-//! Places with a claim: the lines of their tenants.
+//! Places with a tenant: the lines of those.
 
 use smallvec::SmallVec;
 
@@ -22,7 +22,7 @@ pub(super) fn next_in_line(now: u64, last: Option<u64>) -> u64 {
     last.map_or(time, |last| time.max(last + 1)).min(TICKET_MIN + LINE_MAX)
 }
 
-/// The places with a claim.
+/// The places with a tenant.
 #[derive(Clone, Debug)]
 pub(super) struct FairPlaces {
     pub(super) lines: Lines<PlaceId>,
@@ -76,14 +76,14 @@ impl FairPlaces {
     /// Before any newcomer of the same call: a release takes a tenant below its cap, its stopped line runs again, and a
     /// newcomer must not overtake it.
     pub(super) fn settle(&mut self, tenant: Tenant, now: u64) {
-        // Places without a claim stand in no line.
+        // All places of a line have a claim.
         self.lines.settle(tenant, now, |id| id.claim.unwrap_or_else(|| Claim::new(tenant)));
     }
 }
 
 /// The ticket that a proof gives a place back.
 pub(super) fn ticket_of(id: PlaceId, proof: u64) -> u64 {
-    match id.claim {
+    match id.tenant() {
         Some(_) => proof.clamp(TICKET_MIN + 1, TICKET_MIN + LINE_MAX),
         None => proof,
     }

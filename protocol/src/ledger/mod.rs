@@ -17,9 +17,9 @@
 //!
 //! # Tenants
 //!
-//! A place whose id carries a [`Claim`](super::Claim) stands in the line of its tenant, and what the tenant
-//! has in use says which line is next: see [`Lines`]. Places without a claim are one line more,
-//! with its tickets as they are. Without claims, none of this exists.
+//! A place whose id carries a [`Claim`](super::Claim) with a tenant stands in the line of that, and what the tenant
+//! has in use says which line is next: see [`Lines`]. Places without a tenant are one line more,
+//! with its tickets as they are. Without tenants, none of this exists.
 //!
 //! # Rates
 //!
@@ -75,7 +75,7 @@ pub struct Caller {
     pub headroom: u32,
     /// The limit counts for all places, whatever they brought: an operator set it, or it withholds grants.
     pub for_all: bool,
-    /// A place with a claim joins its line only while this one and all lines together are shorter than this.
+    /// A place joins its tenant's line only while this one and all lines together are shorter than this.
     pub max_waiting: u32,
     /// The calling node.
     pub node: NodeId,
@@ -109,18 +109,41 @@ pub type Post<'a> = &'a mut dyn FnMut(NodeId, &[Grant]) -> bool;
 #[derive(Clone, Debug)]
 pub struct Ledger {
     places: HashMap<PlaceId, Place, RandomState>,
-    /// The places without a claim that wait.
+    /// The places without a tenant that wait.
     queue: BTreeSet<(u64, PlaceId)>,
-    /// The places with one; `None`: there are none.
+    /// The permits that places without a tenant hold beyond one each.
+    further: u64,
+    /// The places with a tenant; `None`: there are none.
     lines: Option<Box<FairPlaces>>,
-    /// The places by lease end, those with a claim behind the others. Kept only from the first place that
+    /// The places by their leases, in the order in which they are swept. Kept only from the first place that
     /// waits until the last is gone: a semaphore that is never full does not pay for it.
-    by_end: Option<BTreeSet<(bool, u64, PlaceId)>>,
+    by_end: Option<BTreeSet<(Leases, u64, PlaceId)>>,
     /// The grants of places with a rate; `None`: there were none lately.
     starts: Option<Box<Starts>>,
     /// No lease ends before this, ms: until then there is nothing to sweep.
     quiet_until: u64,
     work_max: usize,
+}
+
+/// The kinds of leases, in the order of their scores in Redis: see `lua/acquire.lua`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Leases {
+    /// Of places that have a claim and no tenant.
+    OfNobody,
+    WithoutClaim,
+    OfTenants,
+}
+
+impl Leases {
+    const ALL: [Self; 3] = [Self::OfNobody, Self::WithoutClaim, Self::OfTenants];
+
+    fn of(id: &PlaceId) -> Self {
+        match id.claim {
+            None => Self::WithoutClaim,
+            Some(claim) if claim.has_tenant() => Self::OfTenants,
+            Some(_) => Self::OfNobody,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,6 +172,7 @@ impl Ledger {
         Self {
             places: HashMap::default(),
             queue: BTreeSet::new(),
+            further: 0,
             lines: None,
             by_end: None,
             starts: None,
@@ -189,10 +213,10 @@ impl Ledger {
         self.held_in_order() + in_lines
     }
 
-    /// How many places without a claim hold a permit.
+    /// How many permits places without a tenant hold.
     fn held_in_order(&self) -> u64 {
         let in_lines = self.lines.as_ref().map_or(0, |fair| fair.count);
-        (self.places.len() - self.queue.len() - in_lines) as u64
+        (self.places.len() - self.queue.len() - in_lines) as u64 + self.further
     }
 
     /// How many places wait, including dead ones that are not swept yet.
@@ -356,20 +380,19 @@ impl Ledger {
         if self.places.is_empty() {
             return u64::MAX;
         }
-        let has_lines = self.lines.is_some();
         let index = self.by_end();
-        let first = index.first().map_or(u64::MAX, |(_, end, _)| *end);
-        if !has_lines {
-            return first;
+        let (mut earliest, mut next) = (u64::MAX, index.first());
+        while let Some((leases, end, _)) = next {
+            earliest = earliest.min(*end);
+            let behind = Leases::ALL.into_iter().find(|other| other > leases);
+            next = behind.and_then(|behind| index.range((behind, 0, PlaceId::FIRST)..).next());
         }
-        let behind = index.range((true, 0, PlaceId::FIRST)..).next();
-        first.min(behind.map_or(u64::MAX, |(_, end, _)| *end))
+        earliest
     }
 
-    fn by_end(&mut self) -> &BTreeSet<(bool, u64, PlaceId)> {
+    fn by_end(&mut self) -> &BTreeSet<(Leases, u64, PlaceId)> {
         self.by_end.get_or_insert_with(|| {
-            let entry =
-                |(id, place): (&PlaceId, &Place)| (id.claim.is_some(), place.lease_end, *id);
+            let entry = |(id, place): (&PlaceId, &Place)| (Leases::of(id), place.lease_end, *id);
             self.places.iter().map(entry).collect()
         })
     }
@@ -377,43 +400,38 @@ impl Ledger {
     fn put(&mut self, id: PlaceId, lease_end: u64, ticket: Option<u64>) {
         self.quiet_until = self.quiet_until.min(lease_end);
         let before = self.places.insert(id, Place { lease_end, ticket });
-        match id.claim {
-            Some(claim) => self.fair().put(id, claim, before, ticket),
-            None => {
-                if let Some(ticket) = ticket {
-                    self.queue.insert((ticket, id));
-                }
-            }
+        match (id.claim_in_line(), ticket) {
+            (Some(claim), _) => self.fair().put(id, claim, before, ticket),
+            (None, Some(ticket)) => _ = self.queue.insert((ticket, id)),
+            (None, None) if before.is_none() => self.further += further(&id),
+            (None, None) => {}
         }
         if let Some(index) = &mut self.by_end
             && before.is_none_or(|before| before.lease_end != lease_end)
         {
-            let is_fair = id.claim.is_some();
+            let leases = Leases::of(&id);
             if let Some(before) = before {
-                index.remove(&(is_fair, before.lease_end, id));
+                index.remove(&(leases, before.lease_end, id));
             }
-            index.insert((is_fair, lease_end, id));
+            index.insert((leases, lease_end, id));
         }
     }
 
     fn take(&mut self, id: &PlaceId) {
         let Some(place) = self.places.remove(id) else {
             // A caller of Redis does not learn which existed, so their tenants are settled in any case.
-            if let (Some(fair), Some(claim)) = (&mut self.lines, id.claim) {
+            if let (Some(fair), Some(claim)) = (&mut self.lines, id.claim_in_line()) {
                 fair.touched.push(claim.tenant());
             }
             return;
         };
-        match id.claim {
-            Some(claim) => self.fair().take(*id, claim, place),
-            None => {
-                if let Some(ticket) = place.ticket {
-                    self.queue.remove(&(ticket, *id));
-                }
-            }
+        match (id.claim_in_line(), place.ticket) {
+            (Some(claim), _) => self.fair().take(*id, claim, place),
+            (None, Some(ticket)) => _ = self.queue.remove(&(ticket, *id)),
+            (None, None) => self.further -= further(id),
         }
         if let Some(index) = &mut self.by_end {
-            index.remove(&(id.claim.is_some(), place.lease_end, *id));
+            index.remove(&(Leases::of(id), place.lease_end, *id));
             if index.is_empty() {
                 self.by_end = None;
             }
@@ -441,6 +459,11 @@ impl Ledger {
             self.lines = None;
         }
     }
+}
+
+/// The permits that the place takes beyond one.
+fn further(id: &PlaceId) -> u64 {
+    u64::from(id.cost() - 1)
 }
 
 impl Default for Ledger {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Caller, Grant, HINT_WORK, Ledger, Post};
+use super::{Caller, Grant, HINT_WORK, Leases, Ledger, Post, further};
 use crate::bound_rate::BoundRate;
 use crate::claim::{Claim, Tenant};
 use crate::id::{NodeId, PlaceId};
@@ -10,7 +10,7 @@ use crate::lines::{fits_each, turn};
 
 /// Whose turn it is.
 enum Next {
-    /// The head of the places without a claim.
+    /// The head of the places without a tenant.
     InOrder(u64, PlaceId),
     /// The head of a tenant's line.
     Of(Tenant, PlaceId, Claim),
@@ -42,7 +42,7 @@ impl Ledger {
                 continue;
             };
             in_use += u64::from(claim.cost());
-            let tenant = claim.tenant();
+            let Some(tenant) = id.tenant() else { continue };
             if self.lines.as_ref().is_some_and(|fair| fair.lines.waiting_of(tenant) > 0) {
                 return false;
             }
@@ -66,9 +66,9 @@ impl Ledger {
         if self.in_use() + u64::from(cost) > caller.room(class) || !self.may_start(id, caller.now) {
             return false;
         }
-        let Some((turn_of_first, first)) = self.next() else { return true };
-        // Of equal turns that of the places without a claim comes first, then the lower number.
-        match (id.claim, first) {
+        let Some((turn_of_first, first)) = self.next(caller) else { return true };
+        // Of equal turns that of the places without a tenant comes first, then the lower number.
+        match (id.claim_in_line(), first) {
             (None, _) => self.turn_in_order(caller.now) <= turn_of_first,
             (Some(claim), first) => {
                 let units = self.in_use_by(claim.tenant());
@@ -80,13 +80,16 @@ impl Ledger {
         }
     }
 
-    /// The turn of the places without a claim, the head of which came at `since` (µs).
+    /// The turn of the places without a tenant, the head of which came at `since` (µs).
     fn turn_in_order(&self, since: u64) -> f64 {
         turn(0, self.held_in_order(), 1, since)
     }
 
-    fn next(&self) -> Option<(f64, Next)> {
+    /// The next in turn. A head of those without a tenant that could never be served, because the limit was lowered since
+    /// it came, is passed over with all behind it.
+    fn next(&self, caller: Caller) -> Option<(f64, Next)> {
         let in_order = self.queue.first();
+        let in_order = in_order.filter(|(_, id)| !Self::never_fits(caller, *id));
         let in_order =
             in_order.map(|(ticket, id)| (self.turn_in_order(*ticket), Next::InOrder(*ticket, *id)));
         let Some(fair) = &self.lines else { return in_order };
@@ -108,20 +111,16 @@ impl Ledger {
         if now_ms < self.quiet_until {
             return work_max;
         }
-        let (mut dead, has_lines) = (Vec::new(), self.lines.is_some());
-        let mut budget = work_max;
-        for is_fair in [false, true] {
-            let ended = self.by_end().range((is_fair, 0, PlaceId::FIRST)..);
-            let ended = ended.take_while(|(fair, end, _)| *fair == is_fair && *end <= now_ms);
+        let (mut dead, mut budget) = (Vec::new(), work_max);
+        for leases in Leases::ALL {
+            let ended = self.by_end().range((leases, 0, PlaceId::FIRST)..);
+            let ended = ended.take_while(|(of, end, _)| *of == leases && *end <= now_ms);
             for (.., id) in ended {
                 if budget == 0 {
                     break;
                 }
                 budget = budget.saturating_sub(id.cost() as usize);
                 dead.push(*id);
-            }
-            if !has_lines {
-                break;
             }
         }
         for id in &dead {
@@ -204,27 +203,23 @@ impl Ledger {
             if in_use >= most {
                 return None;
             }
-            match self.next()?.1 {
+            let next = self.next(caller)?.1;
+            let (Next::InOrder(_, id) | Next::Of(_, id, _)) = next;
+            if !self.fits(caller, id) && !Self::never_fits(caller, id) {
+                return None;
+            }
+            match next {
                 Next::InOrder(ticket, id) => {
                     // All behind it wait for it, whatever their limits: the order is that of joining.
-                    if in_use >= caller.room_of(id) {
-                        return None;
-                    }
-                    *budget -= 1;
+                    *budget = budget.saturating_sub(id.cost() as usize);
                     self.queue.remove(&(ticket, id));
+                    self.further += further(&id);
                     self.places.get_mut(&id)?.ticket = None;
                     return Some(id);
                 }
                 Next::Of(tenant, id, claim) => {
-                    let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
-                    let never = cost > room || !Self::can_start(id);
-                    if room == 0
-                        || !never && (in_use + cost > room || !self.may_start(id, caller.now))
-                    {
-                        return None;
-                    }
                     let fair = self.lines.as_mut()?;
-                    if never {
+                    if Self::never_fits(caller, id) {
                         *budget -= 1;
                         fair.lines.stop(tenant);
                         continue;
@@ -247,15 +242,25 @@ impl Ledger {
         if in_use >= most {
             return false;
         }
-        match self.next() {
-            None => false,
-            Some((_, Next::InOrder(_, id))) => in_use < caller.room_of(id),
-            Some((_, Next::Of(_, id, claim))) => {
-                let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
-                let never = cost > room || !Self::can_start(id);
-                room > 0 && (never || in_use + cost <= room && self.may_start(id, caller.now))
-            }
-        }
+        self.next(caller).is_some_and(|(_, Next::InOrder(_, id) | Next::Of(_, id, _))| {
+            Self::never_fits(caller, id) || self.fits(caller, id)
+        })
+    }
+
+    /// Whether this place, which waits, could never be served: the limit was lowered since it came. If there are no
+    /// permits, it waits for an operator.
+    fn never_fits(caller: Caller, id: PlaceId) -> bool {
+        let room = caller.room_of(id);
+        room > 0 && (u64::from(id.cost()) > room || !Self::can_start(id))
+    }
+
+    /// Whether permits are free for this place, which waits, and its rate allows its grant.
+    fn fits(&self, caller: Caller, id: PlaceId) -> bool {
+        self.has_permits(caller, id) && self.may_start(id, caller.now)
+    }
+
+    fn has_permits(&self, caller: Caller, id: PlaceId) -> bool {
+        self.in_use() + u64::from(id.cost()) <= caller.room_of(id)
     }
 
     /// Whether the place's rate, if it has one, allows so many grants in a window.
@@ -320,13 +325,16 @@ impl Ledger {
 
     /// The same for the next in turn, if only its rate keeps it back; else 0.
     pub(super) fn head_opens_in(&self, caller: Caller, most: u64) -> u64 {
-        let in_use = self.in_use();
-        match self.next() {
-            Some((_, Next::Of(_, id, claim))) if in_use < most && self.starts.is_some() => {
-                let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
-                let is_kept_back = Self::can_start(id) && !self.may_start(id, caller.now);
-                let is_kept_back = is_kept_back && in_use + cost <= room;
-                if is_kept_back { self.opens_in(id, caller.now) } else { 0 }
+        if self.starts.is_none() || self.in_use() >= most {
+            return 0;
+        }
+        match self.next(caller) {
+            Some((_, Next::InOrder(_, id) | Next::Of(_, id, _)))
+                if Self::can_start(id)
+                    && self.has_permits(caller, id)
+                    && !self.may_start(id, caller.now) =>
+            {
+                self.opens_in(id, caller.now)
             }
             _ => 0,
         }

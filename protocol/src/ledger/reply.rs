@@ -26,8 +26,9 @@ pub enum PlaceStatus {
     TenantFull,
     /// It was rejected: it asks for more permits than it can ever get.
     NeverFits,
-    /// It was rejected: permits are free, but as many were granted lately as its rate allows, and it may not wait.
-    NoStart,
+    /// It was rejected: permits are free, but as many were granted lately as its rate allows, and it may not wait. In so
+    /// many ms, rounded up, the rate allows it.
+    NoStart(u64),
 }
 
 /// A place that was promoted, with the lease end that it keeps.
@@ -106,7 +107,7 @@ pub struct Reply {
     /// The bound on work was reached while permits were free and places waited: call again. A
     /// [`release`](Ledger::release) of no ids is enough.
     pub more: bool,
-    /// In how many ms, rounded up, the rate allows the grant of the next in turn, for which a permit is free; or of the
-    /// first newcomer that was rejected for its rate. 0: no place is kept back by a rate. A call then promotes again.
+    /// In how many ms, rounded up, the rate allows the grant of the next in turn, for which a permit is free; 0: no place
+    /// is kept back by a rate alone. A call then promotes again.
     pub opens_in: u64,
 }

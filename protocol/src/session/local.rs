@@ -69,7 +69,7 @@ impl LocalQueue {
 
     /// Adds a place to those in flight, or removes it.
     pub(super) fn count(&mut self, claim: Option<Claim>, is_in: bool) {
-        let claim = claim.unwrap_or_else(Claim::nobodys);
+        let claim = claim.unwrap_or_else(Claim::without_tenant);
         let tenant = claim.tenant();
         match is_in {
             true => self.lines.hold(tenant, claim.cost()),
@@ -80,7 +80,7 @@ impl LocalQueue {
 
     fn settle(&mut self, places: &Places, now: Time) {
         let now = u64::try_from(now.elapsed_since_epoch().as_micros()).unwrap_or(u64::MAX);
-        let claim_of = |index| places.get(index).map_or_else(Claim::nobodys, Place::claim);
+        let claim_of = |index| places.get(index).map_or_else(Claim::without_tenant, Place::claim);
         for tenant in std::mem::take(&mut self.touched) {
             self.lines.settle(tenant, now, claim_of);
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::place::{Place, Sent};
 use super::{Session, State};
-use crate::claim::{Claim, Tenant};
+use crate::claim::Tenant;
 use crate::id::PlaceId;
 use crate::ledger::{PlaceStatus, Reply};
 use crate::reject::RejectReason;
@@ -178,7 +178,7 @@ impl Session {
         for (id, status) in ids.iter().zip(&reply.statuses) {
             let ahead = usage.waiting.saturating_sub(behind + self.movement.left());
             behind -= u64::from(waits(status));
-            match (self.places.index(id.n), id.claim) {
+            match (self.places.index(id.n), id.tenant()) {
                 (Some(index), None) => self.set_turn(index, ahead),
                 (Some(_), Some(_)) if waits(status) => {}
                 (Some(index), Some(_)) => self.note_turn_in_line(index),
@@ -195,9 +195,9 @@ impl Session {
     /// of its line, so the line is that of this process: its places are granted in their order, too.
     #[inline(never)]
     pub(super) fn note_turn_in_line(&mut self, index: usize) {
-        let claim = self.places.get(index).and_then(|place| place.options.claim);
-        if let Some(claim) = claim {
-            self.set_turn(index, self.counts.tenants().waiting_of(claim.tenant()) as u64);
+        let tenant = self.places.get(index).and_then(|place| place.options.tenant());
+        if let Some(tenant) = tenant {
+            self.set_turn(index, self.counts.tenants().waiting_of(tenant) as u64);
         }
     }
 
@@ -235,7 +235,7 @@ impl Session {
         };
         let Some(patience) = place.options.patience() else { return false };
         let left = patience.saturating_sub(now.since(place.held_at));
-        let expected = self.expected_wait(place, place.turn, place.options.claim.is_some(), now);
+        let expected = self.expected_wait(place, place.turn, place.options.tenant().is_some(), now);
         expected.is_some_and(|expected| expected > left * MARGIN)
     }
 
@@ -245,7 +245,7 @@ impl Session {
         let limit = self.limits.in_force();
         let Some(place) = self.places.get_mut(index) else { return };
         let Some(turn) = place.turn.take() else { return };
-        let (tenant, came) = (place.options.claim.map(Claim::tenant), place.held_at);
+        let (tenant, came) = (place.options.tenant(), place.held_at);
         let sample = Sample { turn: turn.get(), waited: now.since(came), at: now };
         let parts = self.movement.begin(limit, now);
         parts.gone += 1;
@@ -259,12 +259,9 @@ impl Session {
             return;
         };
         let State::Refused { next, waiting, .. } = &mut place.state else { return };
-        // Under a rate, those without a tenant have a claim, and are one line.
-        let is_in_line =
-            |claim: &Claim| place.options.rate.is_none() || claim.tenant() != Tenant::UNNAMED;
-        let ahead = match place.options.claim.filter(is_in_line) {
+        let ahead = match place.options.tenant() {
             None => waiting.saturating_sub(left),
-            Some(claim) => self.counts.tenants().waiting_of(claim.tenant()) as u64,
+            Some(tenant) => self.counts.tenants().waiting_of(tenant) as u64,
         };
         *next = turn_after(ahead);
     }
@@ -280,7 +277,7 @@ impl Session {
         let place = self.places.get(index).filter(|_| self.is_told(reason));
         let Some(place) = place else { return (None, None) };
         let State::Refused { next, .. } = place.state else { return (None, None) };
-        let ahead = place.turn.filter(|_| place.options.claim.is_none());
+        let ahead = place.turn.filter(|_| place.options.tenant().is_none());
         (ahead.map(|turn| turn.get() - 1), self.expected_wait(place, next, false, now))
     }
 
@@ -317,7 +314,7 @@ impl Session {
         let is_even = !self.reuse.is_on() && place.options.rate.is_none();
         let is_known = is_even && parts.limit == self.limits.in_force();
         let turn = turn.filter(|_| is_known)?.get();
-        parts.expected_wait(place.options.claim.map(Claim::tenant), turn, is_least, now)
+        parts.expected_wait(place.options.tenant(), turn, is_least, now)
     }
 }
 

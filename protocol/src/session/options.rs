@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bound::Bound;
 use crate::bound_rate::BoundRate;
-use crate::claim::Claim;
+use crate::claim::{Claim, Tenant};
 use crate::rate::Rate;
 
 /// What happens to requests while the backend is unavailable.
@@ -39,8 +39,8 @@ pub struct AcquireOptions {
     pub headroom: u32,
     /// How many requests may start within a time, by its policy.
     pub rate: Option<Rate>,
-    /// Its claim, where tenants share the semaphore. With a rate it has one in any case: see
-    /// [`Claim::without_tenant`].
+    /// Its claim, where tenants share the semaphore. With a rate it has one in any case, and so has each request that
+    /// takes several permits: see [`Claim::without_tenant`].
     pub claim: Option<Claim>,
     /// How long its permit stays taken if the request is broken off, in ms.
     pub linger_ms: u32,
@@ -56,25 +56,28 @@ impl AcquireOptions {
     /// What the id of a place says of the limit that its request knows, and of the rate in force for it, where others
     /// have windows of up to `longest`.
     pub(super) fn bound(&self, limit: u32, rate: Option<Rate>, longest: Duration) -> Option<Bound> {
-        // Without a claim it is of class 0.
-        let headroom = if self.claim.is_some() { self.headroom } else { 0 };
+        // Without a tenant it is of class 0.
+        let headroom = if self.tenant().is_some() { self.headroom } else { 0 };
         let is_bound = self.max_queue.is_some() || rate.is_some();
         is_bound.then(|| Bound { limit, headroom, rate: self.bound_rate(rate, longest) })
     }
 
     /// The rate as this place is judged by it. Rates are in range for each cost, which can make a part of one longer.
     fn bound_rate(&self, rate: Option<Rate>, longest: Duration) -> Option<BoundRate> {
-        let (rate, claim) = rate.zip(self.claim)?;
-        Some(rate.of_cost(claim.cost())?.kept_for(longest))
+        let cost = self.claim.map_or(1, Claim::cost);
+        Some(rate?.of_cost(cost)?.kept_for(longest))
     }
 
-    /// The same, where the policy has this headroom and this rate. The scripts observe no rate of a place without a
-    /// claim.
+    /// Its tenant, if it has one.
+    pub(super) fn tenant(&self) -> Option<Tenant> {
+        self.claim.filter(|claim| claim.has_tenant()).map(Claim::tenant)
+    }
+
+    /// The same, where the policy has this headroom and this rate.
     pub(super) fn reloaded(self, headroom: u32, rate: Option<Rate>) -> Self {
-        let rate = rate.filter(|_| self.claim.is_some());
-        // As in `fit_to_rate`.
-        let reuse_ms = if rate.is_some() { 0 } else { self.reuse_ms };
-        Self { headroom, rate, reuse_ms, ..self }
+        let mut options = Self { headroom, rate, ..self };
+        options.fit_to_rate();
+        options
     }
 
     /// Whether one acquire can carry places of both: a call has one lease, one limit of the queue, and so on.
@@ -100,12 +103,8 @@ impl AcquireOptions {
     fn fit_to_some_rate(&mut self) {
         // The next request would start without a call.
         self.reuse_ms = 0;
-        if self.claim.is_none() {
-            // The scripts that observe a rate know only places with a claim.
-            self.claim = Some(Claim::without_tenant());
-            // All lines are this one, and a line may have half of the room that is left.
-            self.max_waiting = self.max_queue.unwrap_or(0).saturating_mul(2);
-        }
+        // The scripts observe no rate of a place without a claim.
+        self.claim = self.claim.or_else(|| Some(Claim::without_tenant()));
     }
 
     pub(super) fn lease_ms(&self) -> u64 {

@@ -187,7 +187,7 @@ impl Session {
     /// The numbers of at most `most` waiting places of tenants, and how long they have waited, ms.
     #[must_use]
     pub fn waiting_since(&self, now: Time, most: usize) -> Vec<(u64, u64)> {
-        let is_fair = |place: &Place| place.is_waiting() && place.options.claim.is_some();
+        let is_fair = |place: &Place| place.is_waiting() && place.options.tenant().is_some();
         let waiting = self.places.iter().filter(|(_, place)| is_fair(place)).take(most);
         waiting.map(|(_, place)| (place.n, ms(now.since(place.held_at)))).collect()
     }

@@ -201,7 +201,7 @@ impl Place {
 
     /// Its claim, or that of a request without a tenant.
     pub(super) fn claim(&self) -> Claim {
-        self.options.claim.unwrap_or_else(Claim::nobodys)
+        self.options.claim.unwrap_or_else(Claim::without_tenant)
     }
 
     /// How many permits it must leave free.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::place::Place;
 use super::places::Places;
 use crate::call::Op;
-use crate::ledger::Reply;
+use crate::ledger::{PlaceStatus, Reply};
 use crate::time::Time;
 
 /// How long after the earliest lease end the probe is sent.
@@ -125,8 +125,13 @@ impl Probe {
             return self.is_opening_awaited(has_waiting, at).then_some(at);
         }
         if reply.usage.is_some() {
-            // Something else keeps the next in turn back, whatever an earlier reply said.
-            self.opens_at = None;
+            // Something else keeps the next in turn back, whatever an earlier reply said. But a newcomer that may not wait
+            // can be rejected for its rate alone.
+            let of_rejected = reply.statuses.iter().find_map(|status| match status {
+                PlaceStatus::NoStart(ms) => Some(now + Duration::from_millis(*ms)),
+                _ => None,
+            });
+            self.opens_at = of_rejected;
         }
         if reply.earliest == 0 {
             return None;

@@ -88,7 +88,7 @@ impl Reload {
 
 impl Session {
     /// Judges requests that wait by another limit, headroom and rate from now on; they keep their turn. A request whose
-    /// call is unanswered adopts them once it is answered. Requests without a claim adopt no rate.
+    /// call is unanswered adopts them once it is answered.
     pub fn handle_policy(&mut self, limit: u32, headroom: u32, rate: Option<Rate>, now: Time) {
         let rate_before = self.limits.rate_in_force();
         let (before, after) = self.limits.handle_policy(limit, rate);

@@ -242,7 +242,7 @@ impl Session {
                 let reason = self.blame(index, RejectReason::QueueFull, seen, timing.sent);
                 self.refuse(index, reason, seen);
             }
-            PlaceStatus::NoStart => {
+            PlaceStatus::NoStart(_) => {
                 let reason = self.blame(index, RejectReason::Rate, seen, timing.sent);
                 self.refuse(index, reason, seen);
             }

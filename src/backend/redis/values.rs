@@ -14,7 +14,7 @@ use crate::protocol::{
 /// The prefix of members that are tickets: see `lua/queued.lua`.
 const QUEUED: [u8; 52] = [b'q'; 52];
 
-/// The lowest score of a lease end of a place with a claim: see `lua/acquire.lua`.
+/// The lowest score of a lease end of a place with a tenant: see `lua/acquire.lua`.
 const FAIR_LEASES: u64 = 10_000_000_000_000;
 
 /// Replaces the earliest lease end if the bound on work was reached: see `lua/again.lua`.
@@ -60,9 +60,9 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     let (leases, tickets) = rest.split_at_checked(leases.checked_mul(2)?)?;
     let mut places: Vec<Place> = Vec::with_capacity(leases.len() / 2);
     for (id, lease_end) in pairs(leases) {
-        let (id, lease_end) = (place(id)?, number(lease_end)?);
-        let above = if id.claim.is_some() { FAIR_LEASES } else { 0 };
-        places.push((id, lease_end.checked_sub(above)?, None));
+        let id = place(id)?;
+        let above = if id.tenant().is_some() { FAIR_LEASES } else { 0 };
+        places.push((id, number(lease_end)?.checked_sub(above)?, None));
     }
     let index: HashMap<_, _> = places.iter().enumerate().map(|(i, place)| (place.0, i)).collect();
     for (member, score) in pairs(tickets) {
@@ -70,7 +70,7 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
         let id = PlaceId::parse(member.strip_prefix(&QUEUED)?)?;
         // A ticket is skipped if its lease has ended or was not listed.
         if let Some(i) = index.get(&id) {
-            places[*i].2 = match id.claim {
+            places[*i].2 = match id.claim_in_line() {
                 None => Some(number(score)?),
                 Some(claim) => ticket_in_line(claim, score)?,
             };
@@ -127,7 +127,7 @@ pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
         Value::Int(-2) => Some(PlaceStatus::QueueFull),
         Value::Int(-3) => Some(PlaceStatus::TenantFull),
         Value::Int(-4) => Some(PlaceStatus::NeverFits),
-        Value::Int(-5) => Some(PlaceStatus::NoStart),
+        Value::Int(below) if *below < -5 => Some(PlaceStatus::NoStart(below.unsigned_abs() - 5)),
         value => number(value).filter(|ticket| *ticket >= TICKET_MIN).map(PlaceStatus::Waiting),
     }
 }

@@ -272,7 +272,7 @@ impl Seen<'_> {
         self.processes
             .entry(place.node)
             .or_insert_with(|| ProcessUse::other(place.node, process.clone(), answer));
-        if let Some(claim) = place.claim.filter(|_| place.tenant().is_some()) {
+        if let Some(claim) = place.claim_in_line() {
             let seen = self.tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::of(claim));
             (seen.weight, seen.each) = (claim.weight(), claim.each());
         }
@@ -322,7 +322,7 @@ impl Seen<'_> {
         let tenant = place.tenant();
         let is_own = place.node == self.own.id();
         let as_reported = || self.answers.get(&place.node)?.waiting.get(&place.n).copied();
-        let waited = if place.claim.is_none() {
+        let waited = if tenant.is_none() {
             Some(Duration::from_micros(self.backend_us.saturating_sub(ticket)))
         } else if is_own {
             self.here(|session, now| session.waiting_for(place, now)).or_else(as_reported)

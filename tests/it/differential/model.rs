@@ -335,7 +335,7 @@ impl<'a> Model<'a> {
             PlaceStatus::QueueFull => Item::Int(-2),
             PlaceStatus::TenantFull => Item::Int(-3),
             PlaceStatus::NeverFits => Item::Int(-4),
-            PlaceStatus::NoStart => Item::Int(-5),
+            PlaceStatus::NoStart(ms) => Item::Int(-5 - ms.cast_signed()),
             PlaceStatus::Waiting(ticket) => number(*ticket),
         }));
         for grant in &reply.granted {
@@ -387,9 +387,12 @@ impl<'a> Model<'a> {
         for (id, lease_end, ticket) in self.ledger.places().filter(|(id, ..)| !without.contains(id))
         {
             longest = longest.max(self.leases[&id]);
-            let Some(claim) = id.claim else {
-                set.push((id.to_string(), lease_end as f64));
+            let Some(claim) = id.claim_in_line() else {
+                let unit = if id.claim.is_some() { 1000.0 } else { 1.0 };
+                set.push((id.to_string(), lease_end as f64 / unit));
                 set.extend(ticket.map(|ticket| (format!("{QUEUED}{id}"), ticket as f64)));
+                let holds = if ticket.is_none() { id.cost() } else { 0 };
+                set.extend((2..=holds).map(|i| (format!("{i}{QUEUED}{id}"), FURTHER)));
                 continue;
             };
             set.push((id.to_string(), FAIR_LEASES + lease_end as f64));
@@ -420,7 +423,7 @@ impl<'a> Model<'a> {
     }
 
     /// Returns whether any place has a claim.
-    fn has_tenants(&self) -> bool {
+    fn has_claims(&self) -> bool {
         self.ledger.places().any(|(id, ..)| id.claim.is_some())
     }
 
@@ -460,10 +463,9 @@ impl<'a> Model<'a> {
         rest.extend(texts(ids));
         let stay = self.ledger.places().filter(|(id, ..)| !leaving.contains(id));
         let (queue, held): (Vec<_>, Vec<_>) = stay.partition(|(.., ticket)| ticket.is_some());
-        let members = if self.has_tenants() { self.set(leaving).0.len() } else { held.len() };
+        let members = if self.has_claims() { self.set(leaving).0.len() } else { held.len() };
         let at_once = queue.is_empty() && (members + ids.len()) as u64 <= u64::from(self.limit);
-        let any_claim =
-            self.has_tenants() || leaving.iter().chain(ids).any(|id| id.claim.is_some());
+        let any_claim = self.has_claims() || leaving.iter().chain(ids).any(|id| id.claim.is_some());
         let told = match () {
             () if any_claim => Told::Either,
             () if at_once => Told::InShort,
@@ -502,7 +504,12 @@ impl<'a> Model<'a> {
     fn would_wait(&self) -> u64 {
         let mut dead: Vec<_> =
             self.ledger.places().filter(|(_, end, _)| *end <= self.now / 1000).collect();
-        dead.sort_unstable_by_key(|(id, end, _)| (id.claim.is_some(), *end, *id));
+        let kind = |id: &PlaceId| match (id.claim, id.tenant()) {
+            (Some(_), None) => 0,
+            (None, _) => 1,
+            (Some(_), Some(_)) => 2,
+        };
+        dead.sort_unstable_by_key(|(id, end, _)| (kind(id), *end, *id));
         let (mut budget, mut swept) = (self.lua.work_max, 0);
         for (id, _, ticket) in dead {
             if budget == 0 {
@@ -538,11 +545,13 @@ impl<'a> Model<'a> {
         let mut command = self.lua.call("inspect", u32::try_from(most).unwrap());
         let words = |rate: BoundRate| [rate.starts().into(), rate.window_us()];
         command.arg(&rate.map_or([0; 2], words)[..]);
-        let (mut leases, mut fair, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
+        let [mut leases, mut fair, mut nobodys] = [const { Vec::new() }; 3];
+        let mut tickets = Vec::new();
         for (id, lease_end, ticket) in self.ledger.places() {
-            let (list, above) = match id.claim {
-                None => (&mut leases, 0.0),
-                Some(_) => (&mut fair, FAIR_LEASES),
+            let (list, above) = match (id.claim, id.tenant()) {
+                (None, _) => (&mut leases, 0.0),
+                (Some(_), None) => (&mut nobodys, 0.0),
+                (Some(_), Some(_)) => (&mut fair, FAIR_LEASES),
             };
             if lease_end > self.now / 1000 {
                 list.push((
@@ -552,11 +561,11 @@ impl<'a> Model<'a> {
                     id.claim,
                 ));
             }
-            if let (Some(ticket), None) = (ticket, id.claim) {
+            if let (Some(ticket), None) = (ticket, id.tenant()) {
                 tickets.push((ticket as f64, format!("{QUEUED}{id}")));
             }
         }
-        for list in [&mut leases, &mut fair] {
+        for list in [&mut leases, &mut fair, &mut nobodys] {
             list.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
             list.truncate(most);
         }
@@ -568,6 +577,7 @@ impl<'a> Model<'a> {
             tickets.push((score, format!("{QUEUED}{id}")));
         }
         leases.extend(fair);
+        leases.extend(nobodys);
         let of_place = |id: &str| id.parse::<PlaceId>().unwrap().rate();
         let rate = rate.or_else(|| leases.iter().rev().find_map(|(_, id, ..)| of_place(id)));
         let leases: Vec<_> = leases.into_iter().map(|(score, id, ..)| (score, id)).collect();
@@ -600,8 +610,11 @@ impl<'a> Model<'a> {
     }
 }
 
-/// The lowest score of the lease end of a place with a claim.
+/// The lowest score of the lease end of a place with a tenant.
 const FAIR_LEASES: f64 = 1e13;
+
+/// The score of the further permits of a place that has a cost and no tenant.
+const FURTHER: f64 = 1e8;
 
 /// The score of a place that waits in a line: -f + k·2⁻²⁸.
 fn line_score(claim: Claim, ticket: u64) -> f64 {

@@ -35,7 +35,7 @@ const MUTANTS: [(&str, &str, &str); 85] = [
     ("acquire", "math.max(now, ticket + 1)", "now"),
     ("acquire", "math.max(now, ticket + 1)", "ticket + 1"),
     ("acquire", "ticket == 0 then", "ticket < 0 then"),
-    ("acquire", "    in_use = in_use + 1\n", ""),
+    ("acquire", "        in_use = in_use + cost\n        fresh", "        fresh"),
     ("acquire", "        queue = queue + 1\n", ""),
     ("acquire", "status = tonumber(stands or 1)", "status = 1"),
     ("acquire", "if gone or not scores then", "if not scores then"),
@@ -74,11 +74,7 @@ const MUTANTS: [(&str, &str, &str); 85] = [
     ("promote", "        if at > 0 then redis.call('ZREM', key, unpack(heads)) end\n", ""),
     ("promote", "unpack(heads, 1, at)", "unpack(heads)"),
     ("promote", "if #left > 0 then redis.call('ZREM', key, unpack(left)) end\n", ""),
-    (
-        "promote",
-        "in_use = in_use - (string.byte(id, -16) == 46 and",
-        "in_use = in_use - 0 * (string.byte(id, -16) == 46 and",
-    ),
+    ("promote", "in_use = in_use - (is_plain and 1", "in_use = in_use - 0 * (is_plain and 1"),
     ("promote", "and in_use >= limit and math.huge or limit", "and math.huge or limit"),
     ("promote", "and in_use >= limit and math.huge or limit", "and false or limit"),
     ("acquire", "leaving > 0\n", "false\n"),
@@ -90,7 +86,7 @@ const MUTANTS: [(&str, &str, &str); 85] = [
     ("release", "if last > 5 then redis", "if true then redis"),
     ("revoke", "id, queued .. id", "id"),
     ("revoke", "id, queued .. id", "queued .. id"),
-    ("revoke", "or 0) - now_ms, 0", "or 0) - now_ms, 1"),
+    ("revoke", "lease_end - now_ms, 0", "lease_end - now_ms, 1"),
     ("renew", "and all <= limit then return", "then return"),
     ("renew", "and all <= limit then return", "and all < limit then return"),
     // No node is notified; places waited already; it was not asked for; the caller itself; nodes that poll.
@@ -118,11 +114,11 @@ const BOUND_MUTANTS: [(&str, &str, &str); 10] = [
     ("again", "or fits and not opens then", "or true then"),
     ("promote", "if is_plain and queue > 0 and in_use < most and not waits then", "if false then"),
     ("promote", "next_turn, next_room = 0, limit", "next_turn, next_room = 0, 0"),
-    ("acquire", "if queue == 0 and in_use < limit and (not", "if in_use < limit and (not"),
+    ("acquire", "local is_next = queue == 0 and in_use", "local is_next = in_use"),
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 66] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 81] = [
     ("acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
@@ -221,13 +217,9 @@ const FAIR_MUTANTS: [(&str, &str, &str); 66] = [
     ("settle", "    if not for_all then own_limit =", "    if true then own_limit ="),
     ("settle", "    if not for_all then own_limit =", "    if false then own_limit ="),
     ("settle", "    own_headroom = tonumber(string.sub(member, -23, -17), 36)\n", ""),
-    ("acquire", "head[1], 0, 1, room_of(head[1])", "head[1], 0, 1, limit"),
+    ("acquire", "cost_of(head[1]), room_of(head[1])", "cost_of(head[1]), limit"),
     ("promote", "if not is_absent then units = units + next_cost end", ""),
-    (
-        "promote",
-        "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n        if first[1] and",
-        "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n        if false and",
-    ),
+    ("promote", "if is_stopped or first[1] and", "if is_stopped or false and"),
     ("promote", "redis.call('ZADD', key, next_f, head)", "redis.call('ZREM', key, head)"),
     ("promote", "if each ~= '00000' and", "if false and"),
     ("promote", "if not behind then redis.call('ZREM', key, member) end", ""),
@@ -235,7 +227,27 @@ const FAIR_MUTANTS: [(&str, &str, &str); 66] = [
     ("renew", "if turns[i] == 'inf' then", "if false then"),
     ("reassert", "for _, digits in ipairs(tenants) do settle(digits) end", ""),
     ("revoke", "remove({ id })", "redis.call('ZREM', key, id, queued .. id)"),
-    ("first_end", "if behind then earliest", "if false then earliest"),
+    ("first_end", "from = '10000000000000'\n", "from = nil\n"),
+    ("first_end", "from = '1000000000000'\n", "from = nil\n"),
+    // Places with a cost and no tenant.
+    ("settle", "  if cost == 1 then return false end", "  if true then return false end"),
+    ("acquire", "and nobodys_score or plain_score", "and plain_score or plain_score"),
+    (
+        "acquire",
+        "is_next = queue == 0 and in_use + cost <= limit",
+        "is_next = queue == 0 and in_use < limit",
+    ),
+    ("acquire", "limit > 0 and cost > limit or", "cost > limit or"),
+    ("acquire", "own_turn, id, 0, cost, room_of(id)", "own_turn, id, 0, 1, room_of(id)"),
+    ("acquire", "digits == '00000' and '100000000' or", "digits == '00000' and '1' or"),
+    ("promote", "score, next_cost = member, plain, cost_of(member)", "score = member, plain"),
+    ("promote", "next_f > 0 and next_f or 1e8", "next_f"),
+    ("promote", "ends[i] * 1000)", "ends[i])"),
+    ("reassert", "for j = 2, cost_of(id) do", "for j = 3, cost_of(id) do"),
+    ("renew", "      if digits then score = nobodys_score end\n", ""),
+    ("revoke", "math.floor(lease_end * 1000 + 0.5)", "lease_end"),
+    ("sweep", "{ now_ms / 1000,", "{ 0,"),
+    ("inspect", "nobodys[i + 1] * 1000)", "nobodys[i + 1])"),
     ("renew", "and redis.call('ZCOUNT', key, '0', '(10000000000000') <= limit then", "then"),
     ("acquire", "      --@recall\n", ""),
     ("acquire", "is_first = ARGV[10] == '1' and", "is_first ="),
@@ -254,18 +266,17 @@ const FAIR_MUTANTS: [(&str, &str, &str); 66] = [
 ];
 
 /// The same for the bound on work.
-const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 7] = [
+const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 6] = [
     ("promote", "    budget = budget - (never and 1 or next_cost)\n", ""),
     ("promote", "              budget = budget - 4\n", ""),
     ("promote", "or budget <= 0 or", "or"),
-    ("sweep", "    budget = budget - #dead\n", ""),
-    ("sweep", "          budget = budget - tonumber(string.sub(id, -2), 36)\n", ""),
-    ("sweep", "        if budget > 0 then", "        if true then"),
+    ("sweep", "              budget = budget - cost_of(id)\n", ""),
+    ("sweep", "            if budget > 0 then", "            if true then"),
     ("again", "    call_again = 1\n", ""),
 ];
 
 /// The same for places with rates.
-const RATE_MUTANTS: [(&str, &str, &str); 33] = [
+const RATE_MUTANTS: [(&str, &str, &str); 40] = [
     ("rate", "  if opening > now then\n", "  if false then\n"),
     ("rate", "  if rank < 0 then return math.huge end\n", ""),
     ("rate", "+ 0.5) + window", "+ 0.5)"),
@@ -282,13 +293,24 @@ const RATE_MUTANTS: [(&str, &str, &str); 33] = [
     ("promote", "    undo(lost)\n", ""),
     ("acquire", "        start(id)\n", ""),
     ("acquire", "        for i = first, last do start(ARGV[i]) end\n", ""),
-    ("acquire", " or opens == math.huge then", " then"),
+    ("acquire", "        if has_claim then start(id) end\n", ""),
+    ("acquire", "cost > limit or opens == math.huge then", "cost > limit then"),
+    ("acquire", "cost > each or opens == math.huge then", "cost > each then"),
+    ("acquire", "elseif opens and in_use + cost <= limit then", "elseif opens then"),
     ("acquire", "elseif opens and in_use + cost <= room then", "elseif opens then"),
-    ("acquire", "if refused == -1 or refused == -5 then", "if refused == -1 then"),
-    ("acquire", "rejected_until = rejected_until or opens", "rejected_until = nil"),
+    ("acquire", "if refused == -1 or refused < -5 then", "if refused == -1 then"),
+    ("acquire", "refused = -5 - math.ceil((opens - now) / 1000)", "refused = -6"),
+    ("acquire", "(next_turn or has_claim) then", "next_turn then"),
+    ("settle", "or at ~= nil and tonumber", "or false and tonumber"),
     ("acquire", " and not (is_rated and opening_of(id, all - units)) then", " then"),
-    ("acquire", ", -now / 1e6, 'r' .. number)", ")"),
-    ("reassert", "      if proof == 99999999999999 then start(id) end\n", ""),
+    ("acquire", "1000, id, -now / 1e6, 'r' .. number)", "1000, id)"),
+    ("acquire", "queued .. id, -now / 1e6, 'r' .. number)", "queued .. id)"),
+    ("reassert", "        if proof == 99999999999999 then start(id) end\n", ""),
+    (
+        "reassert",
+        "      if proof == 99999999999999 then start(id) end\n      writes",
+        "      writes",
+    ),
     ("acquire", "or 0) >= -33554432 then", "or 0) >= -1e99 then"),
     ("acquire", " or ttl < kept_ms + 1 then", " then"),
     ("answer", "'-33554432', '(0'", "'-inf', '(0'"),
@@ -296,8 +318,8 @@ const RATE_MUTANTS: [(&str, &str, &str); 33] = [
     ("inspect", "local at = starts == 0 and", "local at ="),
     (
         "inspect",
-        "for i = #fair - 1, 1, -2 do\n    local at",
-        "for i = 1, #fair - 1, 2 do\n    local at",
+        "for i = #leases - 1, 1, -2 do\n  local at",
+        "for i = 1, #leases - 1, 2 do\n  local at",
     ),
     ("inspect", "'%.17g', (window - now) / 1e6", "'%.17g', -now / 1e6"),
     ("inspect", "if started >= starts then", "if started > starts then"),

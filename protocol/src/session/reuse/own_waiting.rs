@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::call::Op;
-use crate::claim::{Claim, Tenant};
+use crate::claim::Tenant;
 use crate::id::PlaceId;
 use crate::ledger::{PlaceStatus, Reply};
 use crate::session::State;
@@ -43,7 +43,7 @@ impl OwnWaiting {
     }
 
     fn insert(&mut self, id: &PlaceId, ticket: u64, sent: Time) {
-        let tenant = id.claim.map(Claim::tenant);
+        let tenant = id.tenant();
         if self.tenant != tenant {
             // The tickets of two tenants do not say which is granted first.
             self.clear();
