@@ -400,11 +400,12 @@ impl Ledger {
     fn put(&mut self, id: PlaceId, lease_end: u64, ticket: Option<u64>) {
         self.quiet_until = self.quiet_until.min(lease_end);
         let before = self.places.insert(id, Place { lease_end, ticket });
-        match (id.claim_in_line(), ticket) {
-            (Some(claim), _) => self.fair().put(id, claim, before, ticket),
-            (None, Some(ticket)) => _ = self.queue.insert((ticket, id)),
-            (None, None) if before.is_none() => self.further += further(&id),
+        match (id.claim, ticket) {
             (None, None) => {}
+            (Some(claim), _) if claim.has_tenant() => self.fair().put(id, claim, before, ticket),
+            (_, Some(ticket)) => _ = self.queue.insert((ticket, id)),
+            (Some(_), None) if before.is_none() => self.further += further(&id),
+            (Some(_), None) => {}
         }
         if let Some(index) = &mut self.by_end
             && before.is_none_or(|before| before.lease_end != lease_end)
@@ -425,10 +426,11 @@ impl Ledger {
             }
             return;
         };
-        match (id.claim_in_line(), place.ticket) {
-            (Some(claim), _) => self.fair().take(*id, claim, place),
-            (None, Some(ticket)) => _ = self.queue.remove(&(ticket, *id)),
-            (None, None) => self.further -= further(id),
+        match (id.claim, place.ticket) {
+            (None, None) => {}
+            (Some(claim), _) if claim.has_tenant() => self.fair().take(*id, claim, place),
+            (_, Some(ticket)) => _ = self.queue.remove(&(ticket, *id)),
+            (Some(_), None) => self.further -= further(id),
         }
         if let Some(index) = &mut self.by_end {
             index.remove(&(Leases::of(id), place.lease_end, *id));

@@ -64,8 +64,8 @@ impl AcquireOptions {
 
     /// The rate as this place is judged by it. Rates are in range for each cost, which can make a part of one longer.
     fn bound_rate(&self, rate: Option<Rate>, longest: Duration) -> Option<BoundRate> {
-        let cost = self.claim.map_or(1, Claim::cost);
-        Some(rate?.of_cost(cost)?.kept_for(longest))
+        let rate = rate?;
+        Some(rate.of_cost(self.claim.map_or(1, Claim::cost))?.kept_for(longest))
     }
 
     /// Its tenant, if it has one.

@@ -47,6 +47,7 @@ impl Session {
         if reply.usage.is_some() {
             self.seen = reply.usage;
             self.movement.handle_length();
+            self.probe.forget_opening();
         }
         match op {
             Op::Acquire { ids, .. } => {
@@ -242,7 +243,8 @@ impl Session {
                 let reason = self.blame(index, RejectReason::QueueFull, seen, timing.sent);
                 self.refuse(index, reason, seen);
             }
-            PlaceStatus::NoStart(_) => {
+            PlaceStatus::NoStart(opens_in) => {
+                self.probe.note_opening(timing.now + Duration::from_millis(opens_in));
                 let reason = self.blame(index, RejectReason::Rate, seen, timing.sent);
                 self.refuse(index, reason, seen);
             }
