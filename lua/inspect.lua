@@ -3,8 +3,8 @@
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   most        integer >= 1, members of each kind to list
--- ARGV[2]   starts      integer >= 0, the most grants in a window of the rate; 0: it is that of the listed place whose
---                       lease ends last, of those that have one
+-- ARGV[2]   starts      integer >= 0, the most grants in a window of the rate; 0: it is that of the last of the listed
+--                       places that has one
 -- ARGV[3]   window      of the rate, in us; read if there are starts
 --
 -- Returns   {now in us, in_use, waiting, leases listed, starts, window, started, opening, id, lease_end ..., q<id>,

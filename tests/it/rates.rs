@@ -36,6 +36,7 @@ on_both! {
     requests_with_and_without_a_rate_or_a_cost_are_granted_in_the_order_of_their_arrival
     who_waits_adopts_a_rate_that_a_reload_adds
     a_rejection_says_when_the_next_can_start_though_a_tenant_waits_for_its_cap
+    each_of_two_rejected_together_is_told_its_own_opening
     a_request_that_is_rejected_makes_no_room_for_a_larger_one
     a_short_window_that_was_set_does_not_forget_a_long_one
     an_inspection_tells_how_much_of_the_rate_is_used
@@ -266,6 +267,20 @@ async fn a_rejection_says_when_the_next_can_start_though_a_tenant_waits_for_its_
     let rejected = rejection(semaphore.try_acquire(Ask::of("x").by("other"), &policy).await);
     assert_eq!(rejected.reason, RejectReason::Rate);
     assert!(rejected.ends_in.is_some_and(|left| left > 50 * SECOND), "{rejected:?}");
+}
+
+async fn each_of_two_rejected_together_is_told_its_own_opening(node: &dyn Fn() -> Semaphore) {
+    let semaphore = node();
+    let policy = Policy::builder(50).rate(60, 60 * SECOND).smooth().build().unwrap();
+    drop(semaphore.try_acquire("x", &policy).await.unwrap());
+    let (large, small) = tokio::join!(
+        semaphore.try_acquire(Ask::of("x").cost(30), &policy),
+        semaphore.try_acquire("x", &policy),
+    );
+    let (large, small) = (rejection(large), rejection(small));
+    assert_eq!((large.reason, small.reason), (RejectReason::Rate, RejectReason::Rate));
+    assert!(small.ends_in.is_some_and(|left| left <= SECOND), "{small:?}");
+    assert!(large.ends_in.is_some_and(|left| left > 20 * SECOND), "{large:?}");
 }
 
 async fn a_request_that_is_rejected_makes_no_room_for_a_larger_one(node: &dyn Fn() -> Semaphore) {

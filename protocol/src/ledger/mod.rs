@@ -401,11 +401,10 @@ impl Ledger {
         self.quiet_until = self.quiet_until.min(lease_end);
         let before = self.places.insert(id, Place { lease_end, ticket });
         match (id.claim, ticket) {
-            (None, None) => {}
             (Some(claim), _) if claim.has_tenant() => self.fair().put(id, claim, before, ticket),
             (_, Some(ticket)) => _ = self.queue.insert((ticket, id)),
             (Some(_), None) if before.is_none() => self.further += further(&id),
-            (Some(_), None) => {}
+            (_, None) => {}
         }
         if let Some(index) = &mut self.by_end
             && before.is_none_or(|before| before.lease_end != lease_end)

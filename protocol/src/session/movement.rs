@@ -260,7 +260,7 @@ impl Session {
         };
         let State::Refused { next, waiting, .. } = &mut place.state else { return };
         let ahead = match place.options.tenant() {
-            None => waiting.saturating_sub(left),
+            None => u64::from(*waiting).saturating_sub(left),
             Some(tenant) => self.counts.tenants().waiting_of(tenant) as u64,
         };
         *next = turn_after(ahead);

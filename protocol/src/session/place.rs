@@ -127,10 +127,12 @@ pub(super) enum State {
         is_counted: bool,
         /// Whether the process's own share is what it was refused.
         is_local: bool,
+        /// When its rate allows it, if the reply told it so; else zero. With an `Option`, every place would be larger.
+        opens_at: Time,
         /// The turn that a request would have had that came then, as in [`Place::turn`].
         next: Option<NonZeroU32>,
-        in_use: u64,
-        waiting: u64,
+        in_use: u32,
+        waiting: u32,
     },
     Failed,
     Closed,
@@ -145,7 +147,15 @@ pub(super) enum State {
 impl State {
     pub(super) fn refused(reason: RejectReason, usage: Option<Usage>, is_local: bool) -> Self {
         let Usage { in_use, waiting } = usage.unwrap_or_default();
-        Self::Refused { reason, is_counted: usage.is_some(), is_local, next: None, in_use, waiting }
+        Self::Refused {
+            reason,
+            is_counted: usage.is_some(),
+            is_local,
+            opens_at: Time::ZERO,
+            next: None,
+            in_use: u32::try_from(in_use).unwrap_or(u32::MAX),
+            waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
+        }
     }
 
     /// Whether its request has asked for a permit and has none.

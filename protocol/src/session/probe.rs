@@ -93,16 +93,6 @@ impl Probe {
         self.withheld = is_for_all && (self.withheld || gives_back(op));
     }
 
-    /// A reply came that tells what keeps the next in turn back, whatever an earlier one said.
-    pub(super) const fn forget_opening(&mut self) {
-        self.opens_at = None;
-    }
-
-    /// The rate rejected a newcomer, and allows it at this time.
-    pub(super) const fn note_opening(&mut self, at: Time) {
-        self.opens_at = Some(at);
-    }
-
     /// When the rate allows the next grant, by the last reply that said so.
     pub(super) const fn opens_at(&self) -> Option<Time> {
         self.opens_at
@@ -133,6 +123,10 @@ impl Probe {
                 self.others_until = Some(now + OPENINGS_OF_OTHERS);
             }
             return self.is_opening_awaited(has_waiting, at).then_some(at);
+        }
+        if reply.usage.is_some() {
+            // Something else keeps the next in turn back, whatever an earlier reply said.
+            self.opens_at = None;
         }
         if reply.earliest == 0 {
             return None;

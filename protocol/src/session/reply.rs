@@ -47,7 +47,6 @@ impl Session {
         if reply.usage.is_some() {
             self.seen = reply.usage;
             self.movement.handle_length();
-            self.probe.forget_opening();
         }
         match op {
             Op::Acquire { ids, .. } => {
@@ -244,9 +243,9 @@ impl Session {
                 self.refuse(index, reason, seen);
             }
             PlaceStatus::NoStart(opens_in) => {
-                self.probe.note_opening(timing.now + Duration::from_millis(opens_in));
                 let reason = self.blame(index, RejectReason::Rate, seen, timing.sent);
                 self.refuse(index, reason, seen);
+                self.note_opening(index, timing.now + Duration::from_millis(opens_in));
             }
             PlaceStatus::TenantFull => self.refuse(index, RejectReason::TenantLimit, seen),
             PlaceStatus::NeverFits => self.refuse(index, RejectReason::CostTooHigh, seen),

@@ -101,11 +101,13 @@ impl Session {
     /// What a refused request is told.
     fn refused(&self, index: usize, now: Time) -> Progress {
         let Some(place) = self.places.get(index) else { return Progress::Closed };
-        let State::Refused { reason, is_counted, is_local, in_use, waiting, .. } = place.state
+        let State::Refused { reason, is_counted, is_local, opens_at, in_use, waiting, .. } =
+            place.state
         else {
             return Progress::Closed;
         };
-        let usage = is_counted.then_some(Usage { in_use, waiting });
+        let usage = Usage { in_use: in_use.into(), waiting: waiting.into() };
+        let usage = is_counted.then_some(usage);
         let limit = self.limits.of_operator();
         let by_itself = matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
             && place.options.claim.is_some_and(|c| self.counts.tenants().exceeds_each(c));
@@ -115,6 +117,7 @@ impl Session {
         let reason = paused.map_or(reason, |_| RejectReason::UpstreamPause);
         let opens_at = match is_local {
             true => self.kept_by_rate_until(place, now),
+            false if opens_at > Time::ZERO => Some(opens_at),
             false => self.probe.opens_at(),
         };
         let end = match reason {
@@ -379,6 +382,15 @@ impl Session {
         self.set(index, State::refused(reason, usage, false));
         self.note_refusal(index);
         self.events.push(Event::Progress(index));
+    }
+
+    /// The rate that refused the request at `index` allows it at this time.
+    pub(super) fn note_opening(&mut self, index: usize, at: Time) {
+        if let Some(place) = self.places.get_mut(index)
+            && let State::Refused { opens_at, .. } = &mut place.state
+        {
+            *opens_at = at;
+        }
     }
 
     /// Lets a request wait again that did not take its permit in time; it asks first. A request that may not wait has
