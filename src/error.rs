@@ -269,6 +269,13 @@ impl Rejected {
         self.queue.as_ref()?.expected_wait
     }
 
+    /// Whether the rate kept the request back, as far as is known.
+    pub(crate) fn is_of_rate(&self) -> bool {
+        let in_vain = matches!(self.reason, RejectReason::QueueTimeout | RejectReason::QueueFull);
+        self.reason == RejectReason::Rate
+            || in_vain && self.rate.is_some() && self.ends_in.is_some()
+    }
+
     /// A request that asks for one permit, has no tenant, and did not wait.
     pub(crate) const fn new(name: Arc<str>, reason: RejectReason, limit: u32) -> Self {
         Self {
@@ -342,6 +349,7 @@ impl fmt::Display for Said<'_> {
                 ends_in.map_or(Ok(()), |left| write!(f, "; the next can in {}", Seconds(left)))
             }
             RejectReason::QueueFull => self.write_queue(f),
+            RejectReason::QueueTimeout if self.rejected.is_of_rate() => self.write_no_start(f),
             RejectReason::QueueTimeout => {
                 match each.filter(|_| self.rejected.is_tenant_full) {
                     Some(each) => {
@@ -382,13 +390,24 @@ impl Said<'_> {
     fn write_cost(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (&Rejected { cost, limit, each, .. }, of) = (self.rejected, Named("of", self.name));
         write!(f, "the request asks for {cost} permits{of}; expected 1 to 64")?;
-        if limit < u32::MAX {
-            write!(f, ", within the limit of {limit}")?;
-        }
-        if let Some(rate) = self.rejected.rate().filter(|rate| cost > rate.starts()) {
-            write!(f, " and the rate of {rate}")?;
-        }
-        each.map_or(Ok(()), |each| write!(f, " and its tenant's cap of {each}"))
+        let limit = Some(limit).filter(|limit| *limit < u32::MAX);
+        let rate = self.rejected.rate().filter(|rate| cost > rate.starts() && !rate.is_smooth());
+        let bounds = [
+            limit.map(|limit| format!("the limit of {limit}")),
+            rate.map(|rate| format!("the rate of {rate}")),
+            each.map(|each| format!("its tenant's cap of {each}")),
+        ];
+        let bounds: Vec<_> = bounds.into_iter().flatten().collect();
+        if bounds.is_empty() { Ok(()) } else { write!(f, ", within {}", bounds.join(" and ")) }
+    }
+
+    /// A permit may have been free all the time.
+    fn write_no_start(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Rejected { waited, ends_in, .. } = self.rejected;
+        write!(f, "the rate{}", Named("of", self.name))?;
+        self.rejected.rate().map_or(Ok(()), |rate| write!(f, ", {rate},"))?;
+        write!(f, " allowed no start {}", Within(waited))?;
+        ends_in.map_or(Ok(()), |left| write!(f, "; the next can in {}", Seconds(left)))
     }
 
     /// Names the line that was full: that of the tenant, if there are tenants.

@@ -11,7 +11,7 @@ pub enum RejectReason {
     /// The tenant is at its cap, and this request may not wait; or its cap is 0.
     TenantLimit,
     /// The request asks for more permits than it could ever get: more than the limit, the part of it that its class
-    /// may use, or the cap of its tenant.
+    /// may use, the cap of its tenant, or the starts of a rate that is not smooth.
     CostTooHigh,
     /// As many permits were granted lately as the rate allows, or in an outage the part of it that the process's own share
     /// has, and this request may not wait.

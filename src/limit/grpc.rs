@@ -155,6 +155,9 @@ fn message(refusal: &Refusal) -> &'static str {
             "queue_full: the tenant's queue is full"
         }
         RefusalReason::QueueFull => "queue_full: the queue is full",
+        RefusalReason::QueueTimeout if refusal.is_of_rate() => {
+            "queue_timeout: the rate allowed no start in time"
+        }
         RefusalReason::QueueTimeout if refusal.is_tenant_full() => {
             "queue_timeout: none of the permits that the tenant may have came free in time"
         }

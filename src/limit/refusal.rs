@@ -86,7 +86,7 @@ pub enum RefusalReason {
     Rate,
     /// The queue is full.
     QueueFull,
-    /// No permit came free within the wait timeout, or there was none for a request whose
+    /// No permit came free within the wait timeout, or the rate allowed no start; or there was none for a request whose
     /// [budget](super::WaitBudget) left it no time to wait.
     QueueTimeout,
     /// The request would wait in vain: see [`refuse_hopeless`](super::ConcurrencyLimitBuilder::refuse_hopeless).
@@ -261,11 +261,7 @@ impl Refusal {
 
     /// Whether the rate kept the request back, as far as is known.
     pub(super) fn is_of_rate(&self) -> bool {
-        let has_opening =
-            |rejected: &Rejected| rejected.rate.is_some() && rejected.ends_in.is_some();
-        let in_vain = matches!(self.reason, RefusalReason::QueueTimeout | RefusalReason::QueueFull);
-        self.reason == RefusalReason::Rate
-            || in_vain && self.rejected.as_ref().is_some_and(has_opening)
+        self.rejected.as_ref().is_some_and(Rejected::is_of_rate)
     }
 
     /// How soon the reason ends, if that is known.

@@ -98,6 +98,19 @@ async fn whoever_waits_in_vain_is_told_that() {
 }
 
 #[tokio::test]
+async fn whoever_waits_in_vain_for_the_rate_is_told_that() {
+    let semaphore = Semaphore::in_memory();
+    let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(5);
+    let builder = builder.rate(1, Duration::from_secs(60)).wait_timeout(Duration::from_millis(20));
+    let server = GrpcServer::start(builder.build().unwrap()).await;
+    let mut client = server.client().await;
+    assert_eq!(client.unary("hello").await.unwrap(), "hello");
+    let status = client.unary("hello").await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(status.message(), "queue_timeout: the rate allowed no start in time");
+}
+
+#[tokio::test]
 async fn a_pool_that_all_share_is_unavailable() {
     let (server, _permit) = full(|layer| layer.full_status(StatusCode::SERVICE_UNAVAILABLE)).await;
     let status = server.client().await.unary("hello").await.unwrap_err();

@@ -192,6 +192,10 @@ async fn a_cost_counts_as_many_starts(node: &dyn Fn() -> Semaphore) {
     assert_eq!(rejected.reason, RejectReason::CostTooHigh);
     let text = AcquireError::Rejected(rejected).to_string();
     assert!(text.ends_with("within the limit of 50 and the rate of 3/30s"), "{text}");
+    let unlimited = Policy::builder(Limit::Unlimited).rate(3, 30 * SECOND).build().unwrap();
+    let rejected = rejection(semaphore.try_acquire(Ask::of("y").cost(4), &unlimited).await);
+    let text = AcquireError::Rejected(rejected).to_string();
+    assert!(text.ends_with("expected 1 to 64, within the rate of 3/30s"), "{text}");
 }
 
 /// As in a rolling deploy that adds a rate, or a cost.
@@ -522,6 +526,29 @@ async fn a_window_outlives_the_semaphore_that_filled_it() {
     assert_eq!(rejection(other.try_acquire("x", &policy).await).reason, RejectReason::Rate);
     tokio::time::advance(60 * SECOND).await;
     drop(other.try_acquire("x", &policy).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_the_rate_in_vain_is_told_that_it_was_the_rate() {
+    let semaphore = Semaphore::in_memory();
+    let policy = Policy::builder(50).rate(1, 60 * SECOND).wait_timeout(SECOND).build().unwrap();
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    let text = semaphore.acquire("x", &policy).await.unwrap_err().to_string();
+    let expected = "the rate, 1/60s, allowed no start within 1.0 s; the next can in 59.0 s";
+    assert_eq!(text, expected);
+
+    let builder = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(50);
+    let layer = builder.rate(1, 60 * SECOND).wait_timeout(SECOND).build().unwrap();
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    let response = service.oneshot(Request::new(())).await.unwrap();
+    let text = response.extensions().get::<Refusal>().unwrap().to_string();
+    let expected = "the rate of x, 1/60s, allowed no start within 1.0 s; the next can in 58.0 s";
+    assert_eq!(text, expected);
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(problem["detail"], "the rate of x allowed no start within 1.0 s");
 }
 
 /// What a layer tells one more request, where 600 wait of which ten can start a second.
