@@ -76,7 +76,7 @@ pub(crate) struct Rule {
     limit_for: Vec<(Name, Limit)>,
 
     /// How many requests of one key may start within a time, such as 600/60s, beside --limit
-    #[arg(long, value_name = "N/TIME", value_parser = rate)]
+    #[arg(long, value_name = "N/TIME", value_parser = rate, allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::rate")]
     rate: Option<Starts>,
 
@@ -334,15 +334,7 @@ impl Rule {
         hosts("limit-for", Some(&self.key), &self.limit_for)?;
         self.check_spellings(&[])?;
         self.check_rate()?;
-        let limits = self.limit.iter().chain(self.limit_for.iter().map(|(_, limit)| limit));
-        if self.pause_on.is_some()
-            && self.rate.is_none()
-            && limits.into_iter().all(|limit| *limit == Limit::Unlimited)
-        {
-            let what =
-                "without a limit there is nothing to pause; set a limit of permits, or a rate";
-            return Err(("pause-on", what.to_owned()));
-        }
+        self.check_pauses()?;
         self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
         if local != self.local_limit.is_some() {
@@ -376,6 +368,22 @@ impl Rule {
         }
         let policy = self.with_rate(Policy::builder(1).reuse(self.reuse)).build();
         policy.map(drop).map_err(|error| ("rate", error.to_string()))
+    }
+
+    fn check_pauses(&self) -> Result<(), (&'static str, String)> {
+        if self.pause_on.is_none() {
+            return match self.max_pause {
+                Policy::DEFAULT_MAX_PAUSE => Ok(()),
+                _ => Err(("max-pause", "no status pauses anything; set pause-on, too".to_owned())),
+            };
+        }
+        let mut limits = self.limit.iter().chain(self.limit_for.iter().map(|(_, limit)| limit));
+        if self.rate.is_none() && limits.all(|limit| *limit == Limit::Unlimited) {
+            let what =
+                "without a limit there is nothing to pause; set a limit of permits, or a rate";
+            return Err(("pause-on", what.to_owned()));
+        }
+        Ok(())
     }
 
     fn with_rate(&self, mut policy: PolicyBuilder) -> PolicyBuilder {

@@ -109,6 +109,15 @@ async fn a_pause_is_as_long_as_the_gateway_allows_and_only_for_its_statuses() {
 }
 
 #[test]
+fn a_longest_pause_without_a_pause_is_an_error() {
+    let args = ["--upstream", "http://127.0.0.1:9", "--limit", "1", "--max-pause", "20s"];
+    let output = Gateway::command().args(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("--max-pause: no status pauses anything; set pause-on, too"), "{said}");
+}
+
+#[test]
 fn a_status_that_no_refusal_has_is_an_error() {
     for statuses in ["200", "429,", "", "x", "42", "429 503"] {
         let mut command = Gateway::command();

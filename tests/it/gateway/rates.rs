@@ -106,6 +106,7 @@ async fn a_restart_without_data_allows_at_most_twice_the_rate() {
 fn a_rate_that_cannot_be_meant_is_an_error() {
     for (flags, said) in [
         (&["--rate", "600"][..], "expected a number of requests and a time, such as 600/60s"),
+        (&["--rate", "-1/60s"], "expected a number of requests and a time, such as 600/60s"),
         (&["--rate", "0/1s"], "rate is 0, which rejects every request"),
         (&["--rate", "4001/60s"], "expected at most 4000 in a window; or a smooth one"),
         (&["--rate", "5/25h"], "window of the rate is 90000s"),
