@@ -129,14 +129,14 @@ async fn the_used_part_of_a_rate_is_shown() {
     assert_eq!(seen["rate"], rate);
     let html = page(&server, "/page/x").await;
     assert!(html.contains("id=\"rate\">2 in 60s<"), "{html}");
-    assert!(html.contains("1 started; the next can start now<"), "{html}");
+    assert!(html.contains("1 started; the rate allows the next now<"), "{html}");
     drop(semaphore.acquire("x", &policy).await.unwrap());
     let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
     assert_eq!(seen["rate"]["started"], 2);
     let opens_in = seen["rate"]["opens_in_ms"].as_u64().unwrap();
     assert!((30_000..=60_000).contains(&opens_in), "{seen}");
     let html = page(&server, "/page/x").await;
-    assert!(html.contains("2 started; the next can start in "), "{html}");
+    assert!(html.contains("2 started; the rate allows the next in "), "{html}");
     assert!(!html.contains("Clear rate"), "{html}");
     semaphore.set_rate("x", 7, Duration::from_secs(60)).await.unwrap();
     let html = page(&server, "/page/x").await;

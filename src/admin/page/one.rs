@@ -78,8 +78,8 @@ fn rate_use(used: &RateUse, is_set: bool) -> Markup {
         @if rate.is_smooth() { "spread over the window; " }
         @else { (started) " started; " }
         @match opens_in {
-            Some(left) => { "the next can start in " (seconds(*left)) }
-            None => "the next can start now",
+            Some(left) => { "the rate allows the next in " (seconds(*left)) }
+            None => "the rate allows the next now",
         }
     };
     rate_figure(*rate, &note)
