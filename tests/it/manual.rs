@@ -56,6 +56,26 @@ fn every_event_is_documented() {
     }
 }
 
+#[test]
+fn every_setting_of_a_layer_is_in_the_table() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/limit/builder");
+    let page = include_str!("../../docs/choosing.md");
+    let (_, table) = page.split_once("\n## All settings\n").unwrap();
+    let mut found = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let source = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        let (_, methods) =
+            source.split_once("\nimpl ConcurrencyLimitBuilder {").unwrap_or_default();
+        for line in methods.lines().filter_map(|line| line.strip_prefix("    pub ")) {
+            let name = line.trim_start_matches("const ").trim_start_matches("fn ");
+            let name = name.split(['(', '<']).next().unwrap();
+            assert!(name == "build" || table.contains(&format!("`{name}`")), "no {name} there");
+            found += 1;
+        }
+    }
+    assert!(found > 35, "{found}");
+}
+
 #[cfg(feature = "redis")]
 #[test]
 fn every_flag_of_the_gateway_is_documented() {
