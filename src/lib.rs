@@ -12,7 +12,8 @@
 //! quota (an LLM provider, a payment gateway), or where no tenant may take more than its share. A limiter in each
 //! process multiplies the cap by the number of replicas; a counter in Redis leaks at every crash; a lock service
 //! polls. It limits requests in flight (max concurrency, a bulkhead against noisy neighbours, with a queue or with
-//! load shedding) and, with [`rate`](PolicyBuilder::rate), how many of them start within a time.
+//! load shedding) and, with [`rate`](PolicyBuilder::rate), how many of them start within a time. A response of the
+//! upstream that says "later" can pause all replicas until then: see [`feedback`].
 //!
 //! # Example
 //!
@@ -71,6 +72,8 @@
 //! * **The cap holds.** At no instant does the backend count more than `limit` unexpired permits for a key. A process
 //!   knows by its own clock when it may no longer rely on a permit ([`Permit::lost`]), and the layer then cuts the
 //!   request off.
+//! * **The rate holds**, where there is one: in no window, by the backend's clock, do more requests start, whatever
+//!   becomes of them. [`rate`](PolicyBuilder::rate) has the exceptions.
 //! * **First come, first served**, over all processes: no request overtakes one that waits. Between tenants by fair
 //!   shares, where that is configured. With [`reuse`](PolicyBuilder::reuse), another process's requests can go first for
 //!   at most 50 ms; and a process whose connection to Redis breaks can be passed over once for each place that waited.

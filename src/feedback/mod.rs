@@ -23,8 +23,9 @@
 //!
 //! # Readers
 //!
-//! A reader is a function of the status and the headers. It never sees the body, and the response is passed on
-//! unchanged.
+//! A reader is a function of the status and the headers. It never sees the body or its trailers, and the response is
+//! passed on unchanged. A gRPC server says most of what it says in trailers, under the status 200: pass that on with
+//! [`Permit::feedback`](crate::Permit::feedback).
 //!
 //! | reader | pauses for | not for |
 //! |---|---|---|

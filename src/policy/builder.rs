@@ -284,20 +284,21 @@ impl PolicyBuilder {
     /// In no window of this length, by the clock of the backend, are more permits granted, across all processes. A
     /// grant counts for a window, whatever becomes of its request: a crash or an early end gives nothing back, and a
     /// rejected request takes nothing. A request with a [cost](crate::Ask::cost) counts as that many; one that costs
-    /// more than the rate is rejected.
+    /// more than the rate is rejected, unless the rate is smooth.
     ///
     /// Up to 4,000 in a window of 1 ms to a day. The backend keeps the time of each, about 120 bytes in Redis;
     /// [`smooth`](Self::smooth) allows for more. With [`Limit::Unlimited`] only the rate counts.
     ///
     /// All users of a name should use the same rate: each request is judged by its own, one without a rate is not
-    /// counted, and a process that knows only a shorter window forgets starts that have left it. A loss of data empties the window, so up
-    /// to twice as many can start until a window has passed. In an outage, a [local share](OnUnavailable::Local) of the
-    /// limit has the same part of the rate; without a limit, as many starts as it has permits. These are whole starts, or
-    /// one in a longer time, and spread over the window if the rate is smooth. What the process was granted in the window
-    /// before counts against that, unless it has not used the name for five seconds. So where requests are spread evenly
-    /// over the processes, an outage leaves the rate as it is; else up to twice as many can start until a window has
-    /// passed, and three times as many if the data are lost within that window. What ended in the outage does not count
-    /// after it.
+    /// counted, and a process that knows only a shorter window forgets starts that have left it. A loss of data empties
+    /// the window, so up to twice as many can start until a window has passed.
+    ///
+    /// In an outage, a [local share](OnUnavailable::Local) of the limit has the same part of the rate; without a limit,
+    /// as many starts as it has permits. These are whole starts, or one in a longer time, and spread over the window if
+    /// the rate is smooth. What the process was granted in the window before counts against that, unless it has not used
+    /// the name for five seconds. So where requests are spread evenly over the processes, an outage leaves the rate as it
+    /// is; else up to twice as many can start until a window has passed, and three times as many if the data are lost
+    /// within that window. What ended in the outage does not count after it.
     ///
     /// [Tenants](crate::Ask::by) are compared by the permits that they have in use, not by what they started: one whose
     /// requests are short starts more of them.
@@ -351,7 +352,8 @@ impl PolicyBuilder {
     ///
     /// # Errors
     ///
-    /// If a value is out of its range, or a local share is more than the limit.
+    /// If a value is out of its range, or cannot be used beside the others: a local share that is more than the limit,
+    /// for example, or [`reuse`](Self::reuse) with a [rate](Self::rate).
     ///
     /// # Examples
     ///

@@ -313,8 +313,8 @@ impl Permit {
     /// or within a second if the message is lost. Holders keep their permits, and waiting requests their turns;
     /// newcomers queue, or are rejected with [`UpstreamPause`](crate::RejectReason::UpstreamPause) and the time that is
     /// left. The pause is at most [`max_pause`](crate::PolicyBuilder::max_pause), and within that up to an eighth longer
-    /// than was asked for, at most 250 ms. A pause that ends later stays as it is, and so do the limit and the mode that an operator set.
-    /// [`Semaphore::resume`](crate::Semaphore::resume) ends it.
+    /// than was asked for, at most 250 ms. A pause that ends later stays as it is, and so do the limit and the mode that
+    /// an operator set. [`Semaphore::resume`](crate::Semaphore::resume) ends it.
     ///
     /// Never blocks, and never fails: if the backend cannot be asked, the pause applies in this process until it can.
     /// Does nothing for a permit to which no limit applies, or for permits [further out](Self::outer).

@@ -102,9 +102,9 @@ impl Semaphore {
     /// Requests that wait keep their turns, and are judged by it at once.
     ///
     /// It replaces only what is there: requests whose policy has no rate have none, and if that of the last request of
-    /// `name` in this process has none, this is an error. It is spread over its window if the
-    /// rate of the policy is [smooth](crate::PolicyBuilder::smooth), or if it is more than 4000. Requests that already
-    /// started count on. A request that costs more than a rate that is not spread is rejected.
+    /// `name` in this process has none, this is an error. It is spread over its window if the rate of the policy is
+    /// [smooth](crate::PolicyBuilder::smooth), or if it is more than 4000. Requests that already started count on. A
+    /// request that costs more than a rate that is not spread is rejected.
     ///
     /// What started under a shorter window counts for the policy's once that is cleared; at most the last 4,000 starts
     /// do. A longer window counts from the moment at which it is set.
@@ -115,7 +115,8 @@ impl Semaphore {
     /// # Errors
     ///
     /// If the rate is 0, the window is not from 1 ms to 24 h, more than 4000 requests may start in 10 ms, or this process
-    /// uses `name` without a rate; otherwise as [`set_limit`](Self::set_limit). The limit and the rate of a name count as one name each.
+    /// uses `name` without a rate; otherwise as [`set_limit`](Self::set_limit). The limit and the rate of a name count as
+    /// one name each.
     ///
     /// # Cancel safety
     ///
@@ -188,7 +189,8 @@ impl Semaphore {
         self.change(name, Change::Rate(None)).await
     }
 
-    /// Returns the override of `name`.
+    /// Returns the override of `name`: its limit, its rate and its mode. [`inspect`](Self::inspect) tells of a pause
+    /// until a time.
     ///
     /// # Errors
     ///
@@ -256,7 +258,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// If `duration` is not from 1 ms to 24 h, the backend cannot be asked, or operators pause 500 names until a time already.
+    /// If `duration` is not from 1 ms to 24 h, the backend cannot be asked, or operators pause 500 names until a time
+    /// already.
     ///
     /// # Cancel safety
     ///
@@ -309,7 +312,6 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// If this is dropped, it may or may not have taken effect.
-    ///
     pub async fn resume(&self, name: impl Into<Name>) -> Result<(), BackendError> {
         let name = name.into();
         self.set(name.as_str(), Change::Resume).await?;
