@@ -60,7 +60,8 @@ local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[4])
 local first, last = 11 + ARGV[9], #ARGV
 local leaving, count_of_ids = first - 11, last - first + 1
-local claims, headroom = ARGV[3] ~= '-1', math.max(tonumber(ARGV[3]), 0)
+local claims = ARGV[3] ~= '-1'
+local headroom = claims and tonumber(ARGV[3]) or 0
 --@clock
 local lease_end = now_ms + lease_ms
 --@queued
@@ -154,13 +155,12 @@ end
 
 local for_all, frees = ARGV[2] == '1', leaving > 0
 --@kind
-local plain_score = string.format('%.0f', lease_end)
-local fair_score = claims and string.format('%.0f', lease_end + 1e13)
-local nobodys_score = claims and string.format('%.3f', lease_end / 1000)
+--@lease
 local sub, byte = string.sub, string.byte
-local settle, remove, room_of, cost_of, never_fits, opening_of, start, undo
-local turn = {}
+local tenant_of, cost_of, lease_of, settle, remove, room_of, never_fits, opening_of, start, undo
+local turn = nil
 if not is_plain then
+  turn = {}
   units = units or redis.call('ZCOUNT', key, '0', '(10000000000000')
   if waiting > 0 then
     turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
@@ -171,7 +171,9 @@ if not is_plain then
   local is_second, is_tried = false, false
   repeat
     if is_second then
+      --@claim
       --@settle
+      --@room
       if turn[1] then
         local ids, from, to = ARGV, 11, first - 1
         --@leave
@@ -204,7 +206,7 @@ if not is_plain then
             writes[count + 1], writes[count + 2] = nobodys_score, id
             count = count + 2
           else
-            writes[count + 1], writes[count + 2] = fair_score, id
+            writes[count + 1], writes[count + 2] = tenants_score, id
             writes[count + 3], writes[count + 4] = share, queued .. id
             count = count + 4
           end
@@ -243,10 +245,7 @@ if not is_plain then
         for i = 1, #turns do fits = fits and not turns[i] end
       end
       if fits and all <= room and not (is_rated and opening_of(id, all - units)) then
-        for i = 1, count, 4000 do
-          redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, count)))
-        end
-        if redis.call('PTTL', key) < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
+        --@write
         if is_rated then
           for i = first, last do start(ARGV[i]) end
         end
@@ -269,8 +268,8 @@ if not is_plain then
   for i = 1, count do
     local id = members[i]
     members[count + i] = queued .. id
-    -- The turn of its line; any that is not there without a claim.
-    members[2 * count + i] = byte(id, -16) == 46 and 't' .. sub(id, -15, -11) or 't'
+    -- The turn of its line; any that is not there without a tenant.
+    members[2 * count + i] = 't' .. (tenant_of(id) or '')
   end
 end
 local known, asked = #members, members
@@ -293,151 +292,99 @@ if is_plain then
 end
 -- Whether an existing lease is gone or was extended: it may have been the earliest.
 local moved = gone
-local statuses, writes, ticket = { nil, nil, nil, nil, nil, nil, nil, nil }, {}, 0
--- The number of places in all lines, once it is known.
-local in_lines = nil
--- The permits granted in this call to places without a tenant that are not written yet.
-local fresh = 0
+local statuses, writes, ticket = { nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }, 0
+-- The number of places in all lines, once it is known; the permits that were granted in this call to places without a
+-- tenant and are not written yet.
+local in_lines, fresh = nil, 0
 -- By tenant: its turn, its permits in use, the length of its line and the last ticket in it, each once it is known; and
 -- whether its stopped line was settled in this call.
-local turns, has, lines, tails, seen, flush
-if claims then
-  turns, has, lines, tails, seen = {}, {}, {}, {}, {}
-  function flush()
-    for i = 1, #writes, 4000 do
-      redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, #writes)))
-    end
-    writes, fresh = {}, 0
-  end
-end
+local turns, has, lines, tails, seen
+if claims then turns, has, lines, tails, seen = {}, {}, {}, {}, {} end
 for i = 1, count do
   local id, status, stands = members[i], nil, scores[count + i]
   local has_claim = claims and byte(id, -16) == 46
-  if not has_claim or sub(id, -15, -11) == '00000' then
-    if scores[i] then
-      status = tonumber(stands or 1)
-      moved = true
-    else
-      local cost, refused = 1, -1
-      if has_claim then
-        cost = tonumber(sub(id, -2), 36)
-        local opens = opening_of(id, cost)
-        if limit > 0 and cost > limit or opens == math.huge then
-          refused = -4
-        elseif opens and in_use + cost <= limit then
-          refused = -5 - math.ceil((opens - now) / 1000)
-        end
+  local digits = has_claim and tenant_of(id)
+  local f, is_last = digits and tonumber(digits, 36) or 0, false
+  if digits and turns[digits] == nil then turns[digits] = tonumber(scores[2 * count + i]) or false end
+  if scores[i] then
+    moved = true
+    status = tonumber(stands or 1)
+    if digits then status = status < 0 and 1e14 + (status + f) * 268435456 or 1 end
+  else
+    local line = queue
+    if digits then
+      line = turns[digits] and (lines[digits] or redis.call('ZCOUNT', key, -f, 1 - f)) or 0
+      lines[digits] = line
+    end
+    local is_compared = line == 0 and (digits or in_use < limit and (next_turn or has_claim))
+    -- The permits of its tenant, or of all places without one, if they matter.
+    local cost, class, room, units, refused = 1, 0, limit, 0, -1
+    if has_claim then
+      cost, class = cost_of(id), tonumber(sub(id, -3, -3))
+      local each, opens = tonumber(sub(id, -8, -4), 36), opening_of(id, cost)
+      if class > 0 then room = limit - headroom end
+      if digits then
+        if not has[digits] and (each > 0 or is_compared) then has[digits] = redis.call('ZCOUNT', key, f, f) end
+        units = has[digits] or 0
       end
-      local own_turn = nil
-      if queue == 0 and in_use < limit and (next_turn or has_claim) then
-        local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') + fresh
-        own_turn = (held * 64 + 1) * 4503599627370496 + now
+      if room > 0 and cost > room or each > 0 and cost > each or opens == math.huge then
+        refused = -4
+      elseif each > 0 and units + cost > each then
+        refused = -3
+      elseif opens and in_use + cost <= room then
+        refused = -5 - math.ceil((opens - now) / 1000)
       end
-      local is_next = queue == 0 and in_use + cost <= limit and (not next_turn or own_turn <= next_turn)
-      if refused == -1 and is_next then
-        status = 1
-        in_use = in_use + cost
-        fresh = fresh + cost
-        if has_claim then start(id) end
-        for j = 2, cost do
-          writes[#writes + 1] = 1e8
-          writes[#writes + 1] = j .. queued .. id
-        end
-      elseif max_queue < 0 or refused == -4 then
-        status = refused
-      elseif queue >= max_queue then
-        status = -2
-      else
+    end
+    if is_compared and not digits then
+      units = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') + fresh
+    end
+    -- As the first of its line: the turn of that, and whether it comes before all others.
+    local own_turn, leads = nil, line == 0 and not next_turn
+    if is_compared then
+      own_turn = math.huge
+      if refused == -1 or refused < -5 then
+        local level = math.floor(units * 64 / (digits and tonumber(sub(id, -10, -9), 36) or 1))
+        own_turn = ((level + 1) * 4503599627370496 + now) * 2 ^ (80 * class)
+      end
+      leads = own_turn < (next_turn or math.huge) or own_turn == next_turn and f < next_f
+    end
+    if refused == -4 then
+      status = -4
+    elseif refused == -1 and leads and in_use + cost <= room then
+      status = 1
+      in_use = in_use + cost
+      if has_claim then start(id) end
+      if digits then has[digits] = units + cost else fresh = fresh + cost end
+      for j = digits and 1 or 2, cost do
+        writes[#writes + 1] = digits and f or 1e8
+        writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
+      end
+    elseif max_queue < 0 then
+      status = refused
+    elseif line >= max_queue then
+      status = -2
+    elseif digits then
+      in_lines = in_lines or redis.call('ZCOUNT', key, '-33554432', '(0')
+      if line + in_lines + queue >= max_waiting then status = -2 end
+    end
+    if status == nil then
+      local stands_at = nil
+      if not digits then
         if ticket == 0 then
           local latest = is_plain and redis.call('ZRANGE', key, '0', '0', 'REV', 'WITHSCORES')
             or redis.call('ZRANGE', key, '(4503599627370496', '1e14', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
           ticket = tonumber(latest[2] or 0)
         end
         ticket = math.max(now, ticket + 1)
-        status = ticket
-        if own_turn and not never_fits(id) and (not next_turn or own_turn <= next_turn) then
-          next_turn, next_head, next_f, next_cost, next_room = own_turn, id, 0, cost, room_of(id)
-        end
+        status, stands_at = ticket, ticket
         queue = queue + 1
-        writes[#writes + 1] = string.format('%.0f', ticket)
-        writes[#writes + 1] = queued .. id
-      end
-    end
-    if status > 0 then
-      writes[#writes + 1] = has_claim and nobodys_score or plain_score
-      writes[#writes + 1] = id
-    end
-  else
-    local digits = sub(id, -15, -11)
-    local f, cost, class = tonumber(digits, 36), tonumber(sub(id, -2), 36), tonumber(sub(id, -3, -3))
-    if turns[digits] == nil then turns[digits] = tonumber(scores[2 * count + i]) or false end
-    local is_last = false
-    if scores[i] then
-      moved = true
-      status = 1
-      if tonumber(stands) < 0 then
-        status = 1e14 + (stands + f) * 268435456
-      end
-    else
-      local each = tonumber(string.sub(id, -8, -4), 36)
-      local room = class > 0 and limit - headroom or limit
-      if not turns[digits] then
-        lines[digits] = 0
-      elseif not lines[digits] then
-        lines[digits] = redis.call('ZCOUNT', key, -f, 1 - f)
-      end
-      local line = lines[digits]
-      if not has[digits] and (each > 0 or line == 0) then
-        has[digits] = redis.call('ZCOUNT', key, f, f)
-      end
-      local units_of = has[digits] or 0
-      local refused, opens = -1, opening_of(id, cost)
-      if room > 0 and cost > room or each > 0 and cost > each or opens == math.huge then
-        refused = -4
-      elseif each > 0 and units_of + cost > each then
-        refused = -3
-      elseif opens and in_use + cost <= room then
-        refused = -5 - math.ceil((opens - now) / 1000)
-      end
-      local own_turn = nil
-      if line == 0 then
-        own_turn = math.huge
-        if refused == -1 or refused < -5 then
-          local level = math.floor(units_of * 64 / tonumber(string.sub(id, -10, -9), 36))
-          own_turn = ((level + 1) * 4503599627370496 + now) * 2 ^ (80 * class)
-        end
-      end
-      local is_first = own_turn and own_turn < math.huge
-        and (not next_turn or own_turn < next_turn or own_turn == next_turn and f < next_f)
-      if refused == -4 then
-        status = -4
-      elseif refused == -1 and is_first and in_use + cost <= room then
-        status = 1
-        in_use = in_use + cost
-        start(id)
-        has[digits] = units_of + cost
-        for j = 1, cost do
-          writes[#writes + 1] = f
-          writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
-        end
-      elseif max_queue < 0 then
-        status = refused
-      elseif line >= max_queue then
-        status = -2
       else
-        in_lines = in_lines or redis.call('ZCOUNT', key, '-33554432', '(0')
-        if line + in_lines + queue >= max_waiting then status = -2 end
-      end
-      if status == nil then
         in_lines = in_lines + 1
         local k = now_ms % 134217728 + 1
         if line == 0 then
           turns[digits], seen[digits] = own_turn, true
           writes[#writes + 1] = own_turn
           writes[#writes + 1] = 't' .. digits
-          if is_first then
-            next_turn, next_head, next_f, next_cost, next_room = own_turn, id, f, cost, room_of(id)
-          end
         else
           local tail = tails[digits]
           if not tail then
@@ -448,32 +395,35 @@ for i = 1, count do
           -- Several places can have the highest ticket: then their ids decide the order.
           is_last = k == 268435455
         end
-        status = 1e14 + k
+        status, stands_at = 1e14 + k, k / 268435456 - f
         lines[digits], tails[digits] = line + 1, k
-        writes[#writes + 1] = k / 268435456 - f
-        writes[#writes + 1] = queued .. id
       end
+      if own_turn and leads and (digits or not never_fits(id)) then
+        next_turn, next_head, next_f, next_cost, next_room = own_turn, id, f, cost, room_of(id)
+      end
+      writes[#writes + 1] = stands_at
+      writes[#writes + 1] = queued .. id
     end
-    local is_stopped = status >= 1e14 and turns[digits] == math.huge
-    local looked = is_last
+  end
+  local is_stopped = digits and status >= 1e14 and turns[digits] == math.huge
+  if is_last or is_stopped and not seen[digits] then
+    -- Settle the line again: its head can be another now, or its places, or the limit, have changed since it was stopped.
+    seen[digits] = true
     if is_last then
-      flush()
-      turns[digits] = settle(digits, turns[digits])
-    elseif is_stopped and not seen[digits] then
-      -- Settle the line again: its places, or the limit, may have changed since it was stopped.
-      seen[digits] = true
-      turns[digits] = settle(digits, turns[digits])
-      looked = turns[digits] < math.huge
+      --@add
+      writes, fresh = {}, 0
     end
-    if looked then
+    turns[digits] = settle(digits, turns[digits])
+    if is_last or turns[digits] < math.huge then
       -- The first of all lines may be another now.
-      flush()
+      --@add
+      writes, fresh = {}, 0
       next_turn = nil
       local line = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
       if line[1] then
-        next_turn, next_f = tonumber(line[2]), tonumber(string.sub(line[1], 2), 36)
+        next_turn, next_f = tonumber(line[2]), tonumber(sub(line[1], 2), 36)
         local head = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '1')[1]
-        next_head, next_cost, next_room = head, tonumber(string.sub(head, -2), 36), room_of(head)
+        next_head, next_cost, next_room = head, cost_of(head), room_of(head)
       end
       if queue > 0 then
         local head = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
@@ -484,10 +434,10 @@ for i = 1, count do
         end
       end
     end
-    if status > 0 then
-      writes[#writes + 1] = fair_score
-      writes[#writes + 1] = id
-    end
+  end
+  if status > 0 then
+    writes[#writes + 1] = digits and tenants_score or has_claim and nobodys_score or plain_score
+    writes[#writes + 1] = id
   end
   statuses[i] = status
 end

@@ -9,14 +9,11 @@
 
 local tenants, members, seen = {}, {}, {}
 for i = from, to do
-  local id = ids[i]
-  if string.byte(id, -16) == 46 then
-    local digits = string.sub(id, -15, -11)
-    if digits ~= '00000' and not seen[digits] then
-      seen[digits] = true
-      tenants[#tenants + 1] = digits
-      members[#tenants] = 't' .. digits
-    end
+  local digits = tenant_of(ids[i])
+  if digits and not seen[digits] then
+    seen[digits] = true
+    tenants[#tenants + 1] = digits
+    members[#tenants] = 't' .. digits
   end
 end
 if #members > 0 then

@@ -21,8 +21,8 @@
 -- is compared.
 --
 -- Needs     queued, key, now, is_plain, limit, for_all, frees, node, counted, in_use, queue, budget; asked: members
---           whose scores are looked up along with the lease ends of those granted; unless is_plain: turn, remove,
---           room_of, cost_of, never_fits, opening_of, start, undo
+--           whose scores are looked up along with the lease ends of those granted; unless is_plain: turn, and what
+--           claim.lua, settle.lua, room.lua and rate.lua leave
 -- Leaves    most: the number of permits in use up to which it granted; own; in_use and queue, updated; gone: whether
 --           any place was taken out; scores: those of the first of `asked`, stale if any place is gone, and nil if
 --           none were looked up. If permits are free: next_turn, next_head, next_f, next_cost, next_room of the place
@@ -31,30 +31,34 @@
 -- Cost      3 commands for any number of grants in a plain set, 1 more for each node that is notified; else 3 for
 --           each grant, 1 more for the last of a line; O(budget * log n)
 
--- Lua reallocates a table at every power of two, so these have room for some grants from the start.
+-- Lua reallocates a table at every power of two, so these have room for some grants from the start. Others are made once
+-- there is something to put in: in most calls that find no permit free there is not.
+local none = {}
 local own, gone, scores = { nil, nil, nil, nil, nil, nil, nil, nil }, false, nil
 local next_turn, next_head, next_f, next_cost, next_room = nil, nil, 0, 1, nil
-local absent, repeats = {}, true
+local count_of_own, absent, repeats = 0, {}, true
 local most = frees and not for_all and in_use >= limit and math.huge or limit
--- In a plain set: how many heads were passed; the end of an id with the limit of the next one, and whether that is
--- reached.
-local passed, bound, waits = 0, nil, false
+-- In a plain set: how many heads were passed, and the end of an id with the limit of the next one.
+local passed, bound = 0, nil
 while repeats do
-  repeats, waits = false, false
-  local ids, nodes, mail = asked, {}, {}
-  local known = #ids
+  repeats = false
+  -- The messages by node, as words; the nodes, in the order of their first grants.
+  local nodes, mail = none, none
+  local ids, known, first_own = asked, #asked, count_of_own + 2
+  local last = known
   -- In a plain set: heads that were read, how many of them were passed, and those of nodes that are gone.
-  local heads, at, left = {}, 0, {}
+  local heads, at, left = none, 0, none
   -- Tickets have the highest scores, so they are ranked after the leases, of which each place has one.
   local leases = in_use + queue
   while in_use < most do
     local member, score, head, behind, class = nil, nil, nil, nil, 0
     if is_plain then
-      if queue == 0 or budget <= 0 then break end
+      next_turn = nil
+      if queue == 0 then break end
       if at == #heads then
         if at > 0 then redis.call('ZREM', key, unpack(heads)) end
         -- After dead places, read twice as many each time, so that few reads pass over many.
-        local count = math.min(math.max(limit - in_use, passed, 1), budget, 100)
+        local count = math.min(math.max(limit - in_use, passed, 1), math.max(budget, 1), 100)
         heads, at = redis.call('ZRANGE', key, leases, leases + count - 1), 0
       end
       head = heads[at + 1]
@@ -64,10 +68,12 @@ while repeats do
           bound = own_bound
           next_room = string.byte(bound) == 45 and tonumber(string.sub(bound, 2), 36) or limit
         end
-        if in_use >= next_room then
-          waits = true
-          break
-        end
+        if in_use >= next_room then break end
+      end
+      if budget <= 0 then
+        -- The reply must say that this head could be granted.
+        next_turn, next_room = 0, next_room or limit
+        break
       end
       at, passed = at + 1, passed + 1
       queue, budget = queue - 1, budget - 1
@@ -109,11 +115,14 @@ while repeats do
     end
     if head then
       local id = string.sub(head, #queued + 1)
-      local poll_only = string.byte(id) == 126
-      local to = poll_only and string.sub(id, 2, 12) or string.sub(id, 1, 11)
+      local to, poll_only = string.sub(id, 1, 11), false
+      if to ~= node and string.byte(id) == 126 then to, poll_only = string.sub(id, 2, 12), true end
       local is_absent = absent[to] and not poll_only
       if is_plain then
-        if is_absent then left[#left + 1] = id end
+        if is_absent then
+          if left == none then left = {} end
+          left[#left + 1] = id
+        end
       elseif next_f == 0 then
         queue = queue - 1
         redis.call('ZREM', key, head, is_absent and id or head)
@@ -159,72 +168,58 @@ while repeats do
       else
         in_use = in_use + next_cost
         if not is_plain then start(id) end
-        ids[#ids + 1] = id
-        if not poll_only or to == node then
-          if not mail[to] then
-            mail[to] = {}
-            if to ~= node then
-              nodes[#nodes + 1] = to
-              budget = budget - 4
-            end
+        last = last + 1
+        ids[last] = id
+        -- The index of the id stands in for its lease end until that is looked up.
+        if to == node then
+          own[count_of_own + 1], own[count_of_own + 2] = id, last
+          count_of_own = count_of_own + 2
+        elseif not poll_only then
+          local words = mail[to]
+          if not words then
+            if mail == none then mail, nodes = {}, {} end
+            words = { key, nil, nil, nil, nil, nil, nil, nil }
+            mail[to], nodes[#nodes + 1] = words, to
+            budget = budget - 4
           end
-          mail[to][#mail[to] + 1] = #ids
+          local count = #words
+          words[count + 1], words[count + 2] = string.sub(id, 13), last
         end
       end
     end
   end
   if at > 0 then redis.call('ZREM', key, unpack(heads, 1, at)) end
   if #left > 0 then redis.call('ZREM', key, unpack(left)) end
-  local ends = #ids > known and redis.call('ZMSCORE', key, unpack(ids))
+  local ends = last > known and redis.call('ZMSCORE', key, unpack(ids))
   if ends and not is_plain then
-    for i = known + 1, #ids do
-      if string.byte(ids[i], -16) == 46 then
-        -- Drops the leading 1 of 1e13 + a time of thirteen digits.
-        ends[i] = string.sub(ids[i], -15, -11) == '00000' and string.format('%.0f', ends[i] * 1000)
-          or string.sub(ends[i], 2)
-      end
-    end
+    for i = known + 1, last do ends[i] = lease_of(ids[i], ends[i]) end
   end
-  scores, asked = ends or nil, {}
-  for _, i in ipairs(mail[node] or {}) do
-    own[#own + 1] = ids[i]
-    own[#own + 1] = ends[i]
-  end
-  local lost = {}
+  scores = ends or nil
+  for i = first_own, count_of_own, 2 do own[i] = ends[own[i]] end
+  local lost = nodes == none and none or {}
   for _, to in ipairs(nodes) do
-    local words = { key }
-    for _, i in ipairs(mail[to]) do
-      words[#words + 1] = string.sub(ids[i], 13)
-      words[#words + 1] = ends[i]
-    end
+    local words = mail[to]
+    for i = 3, #words, 2 do words[i] = ends[words[i]] end
     local channel = string.match(key, '^(.-):{') .. ':@' .. to
     -- pcall: the user may lack the right to publish. That is like a lost message; the grant stands.
     local heard = redis.pcall('PUBLISH', channel, table.concat(words, ' '))
     if heard == 0 and counted then
       absent[to] = true
       repeats = true
-      for _, i in ipairs(mail[to]) do
-        local id = ids[i]
+      for i = 2, #words, 2 do
+        local id = to .. ':' .. words[i]
         lost[#lost + 1] = id
         in_use = in_use - (is_plain and 1 or cost_of(id))
       end
     end
   end
   if repeats then
-    gone = true
+    gone, asked = true, {}
     if is_plain then
       redis.call('ZREM', key, unpack(lost))
     else
       remove(lost)
       undo(lost)
     end
-  end
-end
-if is_plain and queue > 0 and in_use < most and not waits then
-  -- The budget is spent. The reply must say whether the next head could be granted.
-  next_turn, next_room = 0, limit
-  if not for_all then
-    bound = string.sub(redis.call('ZRANGE', key, in_use + queue, in_use + queue)[1], -8)
-    next_room = string.byte(bound) == 45 and tonumber(string.sub(bound, 2), 36) or limit
   end
 end

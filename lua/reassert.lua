@@ -23,7 +23,8 @@
 
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[4])
-local claims, headroom = ARGV[3] ~= '-1', math.max(tonumber(ARGV[3]), 0)
+local claims = ARGV[3] ~= '-1'
+local headroom = claims and tonumber(ARGV[3]) or 0
 local for_all, frees = ARGV[2] == '1', false
 local counted, node = ARGV[5] == '1', ARGV[6]
 local ids, proofs = {}, {}
@@ -33,14 +34,14 @@ for i = 7, #ARGV, 2 do
 end
 --@clock
 local lease_end = now_ms + lease_ms
-local plain_score = string.format('%.0f', lease_end)
-local fair_score = claims and string.format('%.0f', lease_end + 1e13)
-local nobodys_score = claims and string.format('%.3f', lease_end / 1000)
+--@lease
 --@queued
 --@kind
-local settle, remove, room_of, cost_of, never_fits, opening_of, start, undo
+local tenant_of, cost_of, lease_of, settle, remove, room_of, never_fits, opening_of, start, undo
 if not is_plain then
+  --@claim
   --@settle
+  --@room
   --@rate
 end
 --@sweep
@@ -50,61 +51,49 @@ for i, id in ipairs(ids) do
   members[count + i] = queued .. id
 end
 for i = 1, claims and count or 0 do
-  local id = ids[i]
-  -- The turn of its line; any that is not there without a claim.
-  members[2 * count + i] = string.byte(id, -16) == 46 and 't' .. string.sub(id, -15, -11) or 't'
+  -- The turn of its line; any that is not there without a tenant.
+  members[2 * count + i] = 't' .. (tenant_of(ids[i]) or '')
 end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local statuses, writes = {}, {}
 local tenants, seen = {}, {}
 for i, id in ipairs(ids) do
   local status, stands, proof = 0, scores[count + i], proofs[i]
-  local digits = claims and string.byte(id, -16) == 46 and string.sub(id, -15, -11)
-  local score = plain_score
-  if not digits or digits == '00000' then
-    if digits then score = nobodys_score end
-    if scores[i] then
-      status = tonumber(stands or 1)
-    elseif proof >= 1e14 then
-      status = proof
-      writes[#writes + 1] = string.format('%.0f', proof)
-      writes[#writes + 1] = queued .. id
-    elseif proof > now_ms then
-      status = 1
-      if digits then
-        -- It started in an outage, and counts from now on.
-        if proof == 99999999999999 then start(id) end
-        for j = 2, cost_of(id) do
-          writes[#writes + 1] = 1e8
-          writes[#writes + 1] = j .. queued .. id
-        end
-      end
-    end
-  else
-    score = fair_score
-    local f, touched = tonumber(digits, 36), not scores[i]
-    if scores[i] then
+  local has_claim = claims and string.byte(id, -16) == 46
+  local digits, score = has_claim and tenant_of(id), has_claim and nobodys_score or plain_score
+  local f, touched = digits and tonumber(digits, 36), not scores[i]
+  if scores[i] then
+    status = tonumber(stands or 1)
+    if digits then
       status = 1
       if tonumber(stands) < 0 then
         status = 1e14 + (stands + f) * 268435456
         -- A line that was stopped is looked at once more.
         touched = scores[2 * count + i] == 'inf'
       end
-    elseif proof >= 1e14 then
+    end
+  elseif proof >= 1e14 then
+    status = proof
+    local stands_at = string.format('%.0f', proof)
+    if digits then
       local k = math.min(math.max(proof - 1e14, 1), 268435455)
-      status = 1e14 + k
-      writes[#writes + 1] = k / 268435456 - f
-      writes[#writes + 1] = queued .. id
-    elseif proof > now_ms then
-      status = 1
+      status, stands_at = 1e14 + k, k / 268435456 - f
+    end
+    writes[#writes + 1] = stands_at
+    writes[#writes + 1] = queued .. id
+  elseif proof > now_ms then
+    status = 1
+    if has_claim then
+      -- It started in an outage, and counts from now on.
       if proof == 99999999999999 then start(id) end
-      writes[#writes + 1] = f
-      writes[#writes + 1] = queued .. id
-      for j = 2, cost_of(id) do
-        writes[#writes + 1] = f
-        writes[#writes + 1] = j .. queued .. id
+      for j = digits and 1 or 2, cost_of(id) do
+        writes[#writes + 1] = f or 1e8
+        writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
       end
     end
+  end
+  if digits then
+    score = tenants_score
     if touched and status > 0 and not seen[digits] then
       seen[digits] = true
       tenants[#tenants + 1] = digits

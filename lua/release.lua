@@ -18,7 +18,8 @@
 
 local key = KEYS[1]
 local last = #ARGV
-local claims, headroom = ARGV[3] ~= '-1', math.max(tonumber(ARGV[3]), 0)
+local claims = ARGV[3] ~= '-1'
+local headroom = claims and tonumber(ARGV[3]) or 0
 local waiting, all, turn, units
 if not claims then
   waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
@@ -50,11 +51,13 @@ local for_all, frees = ARGV[2] == '1', true
 local counted, node = ARGV[4] == '1', ARGV[5]
 --@clock
 --@kind
-local settle, remove, room_of, cost_of, never_fits, opening_of, start, undo
+local tenant_of, cost_of, lease_of, settle, remove, room_of, never_fits, opening_of, start, undo
 if not is_plain then
   -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   if last == 5 then redis.call('ZREM', key, '') end
+  --@claim
   --@settle
+  --@room
   --@rate
   if claims then
     local ids, from, to = ARGV, 6, last

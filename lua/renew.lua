@@ -22,21 +22,22 @@
 
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[4])
-local claims, headroom = ARGV[3] ~= '-1', math.max(tonumber(ARGV[3]), 0)
+local claims = ARGV[3] ~= '-1'
+local headroom = claims and tonumber(ARGV[3]) or 0
 local for_all, frees = ARGV[2] == '1', false
 local counted, node = ARGV[5] == '1', ARGV[6]
 local ids = { unpack(ARGV, 7) }
 --@clock
 local lease_end = now_ms + lease_ms
-local plain_score = string.format('%.0f', lease_end)
-local fair_score = claims and string.format('%.0f', lease_end + 1e13)
-local nobodys_score = claims and string.format('%.3f', lease_end / 1000)
+--@lease
 -- Sweep first: a late renewal must not bring back a place whose lease has ended.
 --@queued
 --@kind
-local settle, remove, room_of, cost_of, never_fits, opening_of, start, undo
+local tenant_of, cost_of, lease_of, settle, remove, room_of, never_fits, opening_of, start, undo
 if not is_plain then
+  --@claim
   --@settle
+  --@room
   --@rate
 end
 --@sweep
@@ -59,14 +60,12 @@ local tenants, turns, seen = {}, {}, {}
 for i, id in ipairs(ids) do
   local status, stands = 0, scores[count + i]
   if scores[i] then
-    local digits = claims and string.byte(id, -16) == 46 and string.sub(id, -15, -11)
-    local score = plain_score
-    status = 1
-    if not digits or digits == '00000' then
-      status = tonumber(stands or 1)
-      if digits then score = nobodys_score end
+    local digits, score = claims and tenant_of(id), plain_score
+    status = tonumber(stands or 1)
+    if not digits then
+      if claims and string.byte(id, -16) == 46 then score = nobodys_score end
     else
-      score = fair_score
+      status, score = 1, tenants_score
       if stands and tonumber(stands) < 0 then
         status = 1e14 + (stands + tonumber(digits, 36)) * 268435456
         if not seen[digits] then

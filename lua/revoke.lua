@@ -16,18 +16,14 @@ local id, take = ARGV[1], ARGV[2] == '1'
 --@queued
 local lease_end = redis.call('ZMSCORE', key, id)[1]
 if not lease_end then return -1 end
-local has_claim = string.byte(id, -16) == 46
-if has_claim then
-  local is_nobodys = string.sub(id, -15, -11) == '00000'
-  lease_end = is_nobodys and math.floor(lease_end * 1000 + 0.5) or lease_end - 1e13
-end
+local tenant_of, cost_of, lease_of, settle, remove
+--@claim
 if take then
-  if has_claim then
-    local settle, remove, room_of, cost_of, never_fits
+  if string.byte(id, -16) == 46 then
     --@settle
     remove({ id })
   else
     redis.call('ZREM', key, id, queued .. id)
   end
 end
-return math.max(lease_end - now_ms, 0)
+return math.max(lease_of(id, lease_end) - now_ms, 0)

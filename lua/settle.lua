@@ -1,19 +1,16 @@
--- settle: sets a tenant's turn by its line and its permits; takes out places; and returns the limit of a place.
+-- settle: sets a tenant's turn by its line and its permits, and takes out places.
 --
--- A piece of the scripts, inserted where one has `--@settle`. It creates functions, unlike the other
--- pieces, because several of them call these; so it is inserted after the path of an uncontended call.
+-- A piece of the scripts, inserted where one has `--@settle`, behind `--@claim`. It creates functions; so it is inserted
+-- after the path of an uncontended call.
 --
 -- A turn is ((level + 1) * 2^52 + us) * 2^(80 * class), where level = floor(permits in use * 64 / weight), and us is
 -- the time since which the tenant has been at that level. Class, weight and cap are those of the line's first place. A
 -- line that stays at its level keeps its time. A line that its tenant's cap stops has +inf. The lowest turn is next; a
 -- double loses bits of the time at high levels, never of the level.
 --
--- Needs     queued, key, now; settle, remove, room_of, cost_of, never_fits: declared; for room_of: limit, headroom,
---           for_all
+-- Needs     queued, key, now; settle, remove: declared
 -- Leaves    settle(digits, before), which returns the turn, nil for an empty line; before: the previous turn, if it is
---           known. remove(ids), which takes out places and settles their tenants. room_of(member): how many permits
---           may be in use once this waiting place is granted; cost_of(member): how many it takes; never_fits(member):
---           whether that can never be
+--           known. remove(ids), which takes out places and settles their tenants
 -- Cost      of settle: 2 commands for an empty line, else 3, or 4 if the turn changes; 1 less if `before` is known
 
 function settle(digits, before)
@@ -44,32 +41,10 @@ function remove(ids)
   --@take
   local seen = {}
   for _, id in ipairs(ids) do
-    local digits = string.byte(id, -16) == 46 and string.sub(id, -15, -11) or '00000'
-    if digits ~= '00000' and not seen[digits] then
+    local digits = tenant_of(id)
+    if digits and not seen[digits] then
       seen[digits] = true
       settle(digits)
     end
   end
-end
-
-function cost_of(member) return string.byte(member, -16) == 46 and tonumber(string.sub(member, -2), 36) or 1 end
-
-function room_of(member)
-  if string.byte(member, -16) ~= 46 then
-    if for_all or string.byte(member, -8) ~= 45 then return limit end
-    return tonumber(string.sub(member, -7), 36)
-  end
-  local own_limit, own_headroom = limit, headroom
-  if string.byte(member, -31) == 45 then
-    if not for_all then own_limit = tonumber(string.sub(member, -30, -24), 36) end
-    own_headroom = tonumber(string.sub(member, -23, -17), 36)
-  end
-  return string.byte(member, -3) ~= 48 and own_limit - own_headroom or own_limit
-end
-
-function never_fits(member)
-  local cost = cost_of(member)
-  if cost == 1 then return false end
-  local room, at = room_of(member), string.find(member, '/', 13, true)
-  return room > 0 and (cost > room or at ~= nil and tonumber(string.sub(member, at + 1, at + 3), 36) < cost)
 end

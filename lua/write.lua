@@ -1,4 +1,4 @@
--- write: adds the members that were decided, and extends the expiry of the key.
+-- write: adds the members that were decided, if any, and extends the expiry of the key.
 --
 -- A piece of the scripts, inserted where one has `--@write`.
 --
@@ -8,9 +8,7 @@
 -- Needs     key, lease_ms; writes: score, member, ...
 
 if #writes > 0 then
-  for i = 1, #writes, 4000 do
-    redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, #writes)))
-  end
+  --@add
   local ttl = redis.call('PTTL', key)
   if ttl < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
 end

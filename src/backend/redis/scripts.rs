@@ -5,17 +5,21 @@ use std::sync::LazyLock;
 use redis::{Cmd, Pipeline, Script};
 
 /// The pieces that several scripts share. A line that is `--@` and the name of one stands for it.
-const PIECES: [(&str, &str); 15] = [
+const PIECES: [(&str, &str); 19] = [
+    ("add", include_str!("../../../lua/add.lua")),
     ("again", include_str!("../../../lua/again.lua")),
     ("answer", include_str!("../../../lua/answer.lua")),
+    ("claim", include_str!("../../../lua/claim.lua")),
     ("clock", include_str!("../../../lua/clock.lua")),
     ("first_end", include_str!("../../../lua/first_end.lua")),
     ("kind", include_str!("../../../lua/kind.lua")),
+    ("lease", include_str!("../../../lua/lease.lua")),
     ("leave", include_str!("../../../lua/leave.lua")),
     ("promote", include_str!("../../../lua/promote.lua")),
     ("queued", include_str!("../../../lua/queued.lua")),
     ("rate", include_str!("../../../lua/rate.lua")),
     ("recall", include_str!("../../../lua/recall.lua")),
+    ("room", include_str!("../../../lua/room.lua")),
     ("settle", include_str!("../../../lua/settle.lua")),
     ("survey", include_str!("../../../lua/survey.lua")),
     ("sweep", include_str!("../../../lua/sweep.lua")),

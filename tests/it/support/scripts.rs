@@ -18,17 +18,21 @@ pub(crate) const SCRIPTS: [(&str, &str); 9] = files![
     "revoke",
 ];
 
-pub(crate) const PIECES: [(&str, &str); 15] = files![
+pub(crate) const PIECES: [(&str, &str); 19] = files![
+    "add",
     "again",
     "answer",
+    "claim",
     "clock",
     "first_end",
     "kind",
+    "lease",
     "leave",
     "promote",
     "queued",
     "rate",
     "recall",
+    "room",
     "settle",
     "survey",
     "sweep",
