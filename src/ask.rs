@@ -114,7 +114,7 @@ impl Ask {
     ///
     /// The default is 1; 0 counts as 1. A request for more than [`MAX_COST`](Self::MAX_COST), or for more than it could
     /// ever get, is rejected at once. When a request for many permits is next, permits stay free until there are
-    /// enough.
+    /// enough. Under a [rate](crate::PolicyBuilder::rate) it takes as many starts.
     ///
     /// # Examples
     ///
