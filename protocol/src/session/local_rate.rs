@@ -148,7 +148,8 @@ impl Session {
     fn part_of(&self, place: &Place) -> Option<Part> {
         let policy = place.options.on_unavailable;
         let is_local = matches!(policy, OnUnavailable::Local(_));
-        let rate = self.limits.rate_for(place.options.rate.filter(|_| is_local))?;
-        Some(Part::new(rate, self.share_of(policy), place.limit))
+        let (limit, rate) = self.reload.limit_and_rate(place);
+        let rate = self.limits.rate_for(rate.filter(|_| is_local))?;
+        Some(Part::new(rate, self.share_of(policy), limit))
     }
 }

@@ -154,6 +154,7 @@ impl Session {
     pub(super) fn admit(&mut self, index: usize, now: Time) {
         self.leave_server(index, now);
         let n = self.places.renumber(index);
+        self.adopt_before_it_passes(index);
         if let Some(place) = self.places.get_mut(index) {
             place.held_at = now;
             place.granted_at = now;

@@ -59,6 +59,15 @@ impl Reload {
         (bound != place.bound).then_some((limit, bound, options))
     }
 
+    /// The limit and the rate by which a share has its part: those of the reload, though a place can adopt them only once
+    /// it is answered.
+    pub(super) fn limit_and_rate(&self, place: &Place) -> (u32, Option<Rate>) {
+        match self.policy.filter(|policy| place.arrival <= policy.arrival) {
+            Some(new) => (new.limit, new.rate),
+            None => (place.limit, place.options.rate),
+        }
+    }
+
     /// The place replaces the one that `replaced` releases.
     fn replace(&mut self, place: &mut Place, replaced: Release) {
         place.replaces = Some(Box::new(replaced));
@@ -88,7 +97,7 @@ impl Reload {
 
 impl Session {
     /// Judges requests that wait by another limit, headroom and rate from now on; they keep their turn. A request whose
-    /// call is unanswered adopts them once it is answered.
+    /// call is unanswered adopts them once it is answered; in an outage the process's own share has them at once.
     pub fn handle_policy(&mut self, limit: u32, headroom: u32, rate: Option<Rate>, now: Time) {
         let rate_before = self.limits.rate_in_force();
         let (before, after) = self.limits.handle_policy(limit, rate);
@@ -133,32 +142,28 @@ impl Session {
         let Some((limit, bound, options)) = self.reload.terms_for(place, &self.limits) else {
             return;
         };
-        let (n, was_waiting) = (place.n, place.is_waiting());
+        let n = place.n;
         let is_new_to_the_backend = match place.state {
-            State::Joining { sent, .. } if sent != Sent::No => return,
+            State::Joining { sent, .. } if sent != Sent::No => {
+                return self.adopt_limit_of_zero(index, limit, now);
+            }
             State::Joining { .. } => true,
             // Only an answer tells its turn: a place that replaced it would come last.
-            State::Waiting { ticket: None } if !place.restoring => return,
+            State::Waiting { ticket: None } if !place.restoring => {
+                return self.adopt_limit_of_zero(index, limit, now);
+            }
             _ if place.restoring && !is_unsent(n) => return,
             _ => place.restoring,
         };
         let replaced = Release::of(self.places.node(), place, now);
-        let before = place.limit;
-        self.reuse.follow(index, false, &self.places);
         if !is_new_to_the_backend {
             // A place of an earlier reload, if the call that was to end it failed.
             self.release_replaced(index);
         }
-        if was_waiting {
-            self.counts.change_limit(before, limit);
+        self.judge_by(index, (limit, bound, options));
+        if let Some(place) = self.places.get_mut(index).filter(|_| !is_new_to_the_backend) {
+            self.reload.replace(place, replaced);
         }
-        if let Some(place) = self.places.get_mut(index) {
-            (place.limit, place.bound, place.options) = (limit, bound, options);
-            if !is_new_to_the_backend {
-                self.reload.replace(place, replaced);
-            }
-        }
-        self.reuse.follow(index, true, &self.places);
         if self.places.get(index).is_some_and(|place| limit == 0 || self.limits.never_fit(place)) {
             let reason = if limit == 0 { RejectReason::Limit } else { RejectReason::CostTooHigh };
             self.leave_server(index, now);
@@ -168,6 +173,39 @@ impl Session {
             self.handle_left_queue(n);
             // An operator may have revoked it, and the message may be on its way.
             self.check_revocation(n, now);
+        }
+    }
+
+    /// The place at `index`, which never had a permit, is judged by these.
+    fn judge_by(
+        &mut self,
+        index: usize,
+        (limit, bound, options): (u32, Option<Bound>, AcquireOptions),
+    ) {
+        self.reuse.follow(index, false, &self.places);
+        if let Some(place) = self.places.get_mut(index) {
+            if place.is_waiting() {
+                self.counts.change_limit(place.limit, limit);
+            }
+            (place.limit, place.bound, place.options) = (limit, bound, options);
+        }
+        self.reuse.follow(index, true, &self.places);
+    }
+
+    /// The place at `index` has left the server and is about to pass under a new id, which can say what was reloaded.
+    pub(super) fn adopt_before_it_passes(&mut self, index: usize) {
+        let place = self.places.get(index);
+        if let Some(terms) = place.and_then(|place| self.reload.terms_for(place, &self.limits)) {
+            self.judge_by(index, terms);
+        }
+    }
+
+    /// A place that adopts a limit once it is answered: in an outage it is not, and the process's own share must not
+    /// serve it under a limit of zero.
+    fn adopt_limit_of_zero(&mut self, index: usize, limit: u32, now: Time) {
+        if limit == 0 && self.is_outage() {
+            self.leave_server(index, now);
+            self.refuse(index, RejectReason::Limit, self.seen);
         }
     }
 

@@ -498,3 +498,47 @@ fn nobody_is_told_to_come_back_when_a_rate_opens_that_is_no_longer_in_force() {
         assert_eq!((reason, ends_in), (RejectReason::QueueTimeout, None), "{is_reload}");
     }
 }
+
+/// Three requests whose call is unanswered wait in an outage for the one permit of a share; the first had it.
+fn unanswered_in_an_outage(limit: u32, rate: &str) -> (Rig, [usize; 3]) {
+    let mut rig = Rig::new(10);
+    let all = [(); 4].map(|()| rig.request_with(with(OnUnavailable::Local(1))));
+    rig.call().expect("an acquire");
+    rig.session.handle_unreachable(rig.now());
+    assert_eq!(rig.progress(all[0]), Progress::Admitted);
+    let now = rig.now();
+    rig.session.handle_policy(limit, 0, Rate::parse(rate), now);
+    rig.limit = limit;
+    rig.leave(all[0]);
+    let [_, waits @ ..] = all;
+    (rig, waits)
+}
+
+#[test]
+fn a_share_has_its_part_of_a_rate_that_is_reloaded_whether_a_request_is_answered_or_not() {
+    let (mut rig, [first, second, third]) = unanswered_in_an_outage(10, "10/60000");
+    assert_eq!(rig.progress(first), Progress::Admitted);
+    rig.leave(first);
+    rig.pass(59_000);
+    assert_eq!(rig.progress(second), Progress::Waiting, "one a minute");
+    rig.pass(1_001);
+    assert_eq!(rig.progress(second), Progress::Admitted);
+    // It counts once the backend is back.
+    rig.leave(third);
+    rig.reconnect(same_data());
+    rig.settle();
+    rig.leave(second);
+    rig.settle();
+    assert_eq!((rig.places().len(), rig.ledger.starts().count()), (0, 1));
+}
+
+#[test]
+fn a_limit_of_zero_that_is_reloaded_in_an_outage_refuses_requests_whose_call_is_unanswered() {
+    let (mut rig, all) = unanswered_in_an_outage(0, "");
+    for index in all {
+        assert!(is_refused(rig.progress(index), RejectReason::Limit));
+    }
+    rig.reconnect(same_data());
+    rig.settle();
+    assert_eq!(rig.places(), []);
+}
