@@ -80,7 +80,13 @@ impl Rate {
             parts => window.div_ceil(u128::from(parts)),
         };
         let part = Duration::from_micros(u64::try_from(part.div_ceil(1000)).ok()?);
-        BoundRate::new(at_once, part.min(BoundRate::WINDOW_MAX))
+        if part > BoundRate::WINDOW_MAX {
+            // It would start too often, so it never does: its cost is more than the longest window has.
+            let longest = BoundRate::WINDOW_MAX.as_nanos();
+            let most = u32::try_from(u128::from(starts) * longest / window).ok()?;
+            return BoundRate::new(most, BoundRate::WINDOW_MAX);
+        }
+        BoundRate::new(at_once, part)
     }
 }
 
@@ -158,6 +164,11 @@ mod tests {
         assert_eq!(parts(even, 3), (3, Duration::from_millis(300)));
         assert_eq!(parts(smooth(60_000, MINUTE), 1), (10, Duration::from_millis(10)));
         assert_eq!(parts(smooth(2, MINUTE), 3), (3, Duration::from_secs(90)));
+        // No window is longer than a day. What costs more than may start in one is never granted.
+        let day = Duration::from_secs(24 * 3600);
+        assert_eq!(parts(smooth(2, day / 24), 48), (48, day));
+        assert_eq!(parts(smooth(2, day / 24), 49), (48, day));
+        assert_eq!(parts(smooth(2, day), 1000), (2, day));
     }
 
     #[test]

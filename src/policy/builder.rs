@@ -324,7 +324,8 @@ impl PolicyBuilder {
     /// at once. Use it where a provider looks at shorter windows than it says, and for rates above 4,000 in a window.
     ///
     /// Rates above 100 a second are spread over steps of 10 ms. A request with a cost takes as many turns, so those
-    /// that follow wait for longer; a window can have its cost less one more than the rate.
+    /// that follow wait for longer; a window can have its cost less one more than the rate. One whose turns take more
+    /// than a day is rejected.
     ///
     /// # Examples
     ///

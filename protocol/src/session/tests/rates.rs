@@ -72,6 +72,10 @@ fn a_request_that_costs_more_than_the_rate_is_refused() {
     let claim = Some(Claim::new(Tenant::of_hash(7)).with_cost(3));
     let index = rig.request_with(AcquireOptions { claim, ..rated(2, 1000) });
     assert!(is_refused(rig.progress(index), RejectReason::CostTooHigh));
+    // A smooth rate would need a day and a half for it.
+    let rate = rated(2, 24 * 3600 * 1000).rate.map(Rate::spread);
+    let index = rig.request_with(AcquireOptions { claim, rate, ..OPTIONS });
+    assert!(is_refused(rig.progress(index), RejectReason::CostTooHigh));
     let [one, two] = [1, 2].map(|cost| {
         let claim = Some(Claim::new(Tenant::of_hash(7)).with_cost(cost));
         rig.request_with(AcquireOptions { claim, ..rated(2, 1000) })
