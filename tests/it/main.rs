@@ -22,6 +22,8 @@ mod conformance;
 mod conformance_fair;
 #[cfg(feature = "axum")]
 mod connect_info;
+#[cfg(feature = "redis")]
+mod crowded_rates;
 #[cfg(all(feature = "metrics", feature = "redis"))]
 mod dashboard;
 #[cfg(feature = "redis")]
