@@ -30,7 +30,6 @@ impl Counts {
     }
 
     /// Places that wait.
-    #[cfg(test)]
     pub(super) const fn waiting(&self) -> u64 {
         self.waiting
     }

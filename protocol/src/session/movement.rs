@@ -4,10 +4,14 @@
 //! is asked and nothing is sent for it. Where the queue cannot be seen as a whole, nothing is told: in an outage, after
 //! anything that changes how fast permits come free, where permits are passed on, and under a rate.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
+use super::options::AcquireOptions;
 use super::place::{Place, Sent};
 use super::{Session, State};
 use crate::claim::Tenant;
@@ -16,15 +20,18 @@ use crate::ledger::{PlaceStatus, Reply};
 use crate::reject::RejectReason;
 use crate::time::Time;
 
-/// The last grants of a line that count.
-const SAMPLES_MAX: usize = 16;
+/// The last grants of a line that count. Fewer are all from one phase of a burst, and in the next the line moves at
+/// another speed.
+const SAMPLES_MAX: usize = 128;
 /// Fewer say nothing.
-const SAMPLES_MIN: u32 = 5;
+const SAMPLES_MIN: usize = 5;
 /// Older ones say nothing. Until then, or for as many grants as count, those of a process that was frozen meanwhile tell
 /// too long a wait: a call that comes late does not tell a freeze from a server that answers slowly, whose waits are true.
 const AGE_MAX: Duration = Duration::from_secs(30);
 /// The lines that have samples; beyond it, the one with the oldest is forgotten.
 const LINES_MAX: usize = 8;
+/// A share is halved beyond so many places, so that the latest count most.
+const SHARE_MAX: u64 = 2048;
 /// A request waits in vain if it is expected to wait this many times longer than it may. Below it, the scatter of the
 /// estimate would refuse requests that had been served.
 const MARGIN: u32 = 2;
@@ -44,6 +51,8 @@ struct Parts {
     left: BTreeSet<u64>,
     /// How many places were granted, or taken out by the backend, since a reply last had the length of the queue.
     gone: u64,
+    /// How many places of other processes wait, by the last length of the queue.
+    elsewhere: u64,
 }
 
 /// The samples of one line: that of a tenant, or the queue.
@@ -52,6 +61,15 @@ struct Line {
     tenant: Option<Tenant>,
     /// The oldest first.
     samples: VecDeque<Sample>,
+    share: Share,
+}
+
+/// Which part of the places that wait is a tenant's. Counted in this process, where single moments say little, and taken
+/// for that of other processes, of which only the sum is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Share {
+    own: u64,
+    all: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -94,6 +112,14 @@ impl Movement {
         }
     }
 
+    /// So many places wait, and so many of them are own ones that have not left.
+    #[inline]
+    pub(super) fn handle_elsewhere(&mut self, waiting: u64, own: u64) {
+        if let Some(parts) = &mut self.0 {
+            parts.elsewhere = waiting.saturating_sub(own + parts.left.len() as u64);
+        }
+    }
+
     /// For explorers, in which no request waits in vain: forgets everything.
     pub(super) fn coarsen(&mut self) {
         *self = Self::default();
@@ -120,6 +146,24 @@ impl Movement {
     }
 }
 
+impl Share {
+    /// Adds the places that waited at one moment.
+    const fn add(&mut self, moment: Self) {
+        self.own += moment.own;
+        self.all += moment.all;
+        while self.all > SHARE_MAX {
+            self.own /= 2;
+            self.all /= 2;
+        }
+    }
+
+    /// How many of these places are the tenant's, rounded.
+    fn of(self, places: u64) -> u64 {
+        let own = places.saturating_mul(self.own).saturating_add(self.all / 2);
+        own.checked_div(self.all).unwrap_or(0)
+    }
+}
+
 impl Parts {
     /// A request that came at `came` has its permit.
     fn push(&mut self, tenant: Option<Tenant>, came: Time, sample: Sample) {
@@ -132,7 +176,11 @@ impl Parts {
         if self.lines.len() == LINES_MAX {
             self.lines.remove(0);
         }
-        let mut line = known.unwrap_or_else(|| Line { tenant, samples: VecDeque::new() });
+        let mut line = known.unwrap_or_else(|| Line {
+            tenant,
+            samples: VecDeque::new(),
+            share: Share::default(),
+        });
         if line.samples.len() == SAMPLES_MAX {
             line.samples.pop_front();
         }
@@ -140,8 +188,16 @@ impl Parts {
         self.lines.push(line);
     }
 
+    /// How many places of a tenant wait in other processes, if so many wait here at this moment, of its own and of all.
+    fn elsewhere_of(&self, tenant: Tenant, here: Share) -> u64 {
+        let line = self.lines.iter().find(|line| line.tenant == Some(tenant));
+        let mut share = line.map_or_else(Share::default, |line| line.share);
+        share.add(here);
+        share.of(self.elsewhere)
+    }
+
     /// How long the request with this turn waits, if that can be told. `is_least`: not longer than those of its line did on
-    /// average, because a turn is one in this process, and places of others can be ahead of all of them.
+    /// average, because a tenant's turn is an estimate itself.
     fn expected_wait(
         &self,
         tenant: Option<Tenant>,
@@ -150,19 +206,28 @@ impl Parts {
         now: Time,
     ) -> Option<Duration> {
         let line = self.lines.iter().find(|line| line.tenant == tenant)?;
-        let (mut count, mut turns, mut waited) = (0, 0, Duration::ZERO);
-        for sample in line.samples.iter().filter(|sample| now.since(sample.at) <= AGE_MAX) {
-            count += 1;
-            turns += u128::from(sample.turn);
-            waited += sample.waited;
-        }
-        if count < SAMPLES_MIN {
+        let is_recent = |sample: &&Sample| now.since(sample.at) <= AGE_MAX;
+        let mut samples: SmallVec<[&Sample; SAMPLES_MAX]> =
+            line.samples.iter().filter(is_recent).collect();
+        if samples.len() < SAMPLES_MIN {
             return None;
         }
-        let nanos = (waited.as_nanos() * u128::from(turn)).checked_div(turns)?;
-        let expected = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        Some(if is_least { expected.min(waited / count) } else { expected })
+        let mean = sum(&samples).1 / samples.len() as u128;
+        // A turn in a long queue takes less time than in a short one, because more of those ahead give up.
+        samples.sort_unstable_by_key(|sample| (sample.turn.abs_diff(turn), Reverse(sample.at)));
+        samples.truncate(SAMPLES_MIN.max(samples.len() / 2));
+        let (turns, waited) = sum(&samples);
+        let nanos = (waited * u128::from(turn)).checked_div(turns)?;
+        let nanos = if is_least { nanos.min(mean) } else { nanos };
+        Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
     }
+}
+
+/// The turns and the waits, ns, of all of them.
+fn sum(samples: &[&Sample]) -> (u128, u128) {
+    samples.iter().fold((0, 0), |(turns, waited), sample| {
+        (turns + u128::from(sample.turn), waited + sample.waited.as_nanos())
+    })
 }
 
 impl Session {
@@ -175,6 +240,7 @@ impl Session {
         }
         // The newcomers are the last in the queue, in their order.
         let mut behind = reply.statuses.iter().filter(|status| waits(status)).count() as u64;
+        self.movement.handle_elsewhere(usage.waiting, self.counts.waiting() + behind);
         for (id, status) in ids.iter().zip(&reply.statuses) {
             let ahead = usage.waiting.saturating_sub(behind + self.movement.left());
             behind -= u64::from(waits(status));
@@ -191,14 +257,33 @@ impl Session {
         }
     }
 
-    /// Notes the turn of a place of a tenant that is about to wait, or refused instead. Replies do not contain the length
-    /// of its line, so the line is that of this process: its places are granted in their order, too.
+    /// Notes the turn of a place of a tenant that is about to wait, or refused instead.
     #[inline(never)]
     pub(super) fn note_turn_in_line(&mut self, index: usize) {
-        let tenant = self.places.get(index).and_then(|place| place.options.tenant());
-        if let Some(tenant) = tenant {
-            self.set_turn(index, self.counts.tenants().waiting_of(tenant) as u64);
+        let options = self.places.get(index).map(|place| place.options);
+        let Some(tenant) = options.and_then(|options| options.tenant()) else { return };
+        let ahead = options.map_or(0, |options| self.ahead_in_line(tenant, &options));
+        self.set_turn(index, ahead);
+        let here = self.share_here(tenant);
+        if let Some(parts) = &mut self.movement.0
+            && let Some(line) = parts.lines.iter_mut().find(|line| line.tenant == Some(tenant))
+        {
+            line.share.add(here);
         }
+    }
+
+    /// How many places are ahead of a newcomer in its tenant's line. Replies do not contain the length of the line, but how
+    /// many wait in all. Under a rate the turn is a bound, so only those count that are known.
+    fn ahead_in_line(&self, tenant: Tenant, options: &AcquireOptions) -> u64 {
+        let here = self.counts.tenants().waiting_of(tenant) as u64;
+        let parts = self.movement.0.as_deref().filter(|_| options.rate.is_none());
+        here + parts.map_or(0, |parts| parts.elsewhere_of(tenant, self.share_here(tenant)))
+    }
+
+    /// A tenant's share of those that wait in this process, with a newcomer.
+    fn share_here(&self, tenant: Tenant) -> Share {
+        let own = self.counts.tenants().waiting_of(tenant) as u64;
+        Share { own: own + 1, all: self.counts.waiting() + 1 }
     }
 
     /// A place that was asked for twice may stand anywhere.
@@ -254,16 +339,17 @@ impl Session {
 
     /// Notes which turn a request would have that came now, in place of the one that was refused.
     pub(super) fn note_refusal(&mut self, index: usize) {
-        let left = self.movement.left_since();
-        let Some(place) = self.places.get_mut(index).filter(|place| place.turn.is_some()) else {
+        let place = self.places.get(index).filter(|place| place.turn.is_some());
+        let Some(&Place { options, state: State::Refused { waiting, .. }, .. }) = place else {
             return;
         };
-        let State::Refused { next, waiting, .. } = &mut place.state else { return };
-        let ahead = match place.options.tenant() {
-            None => u64::from(*waiting).saturating_sub(left),
-            Some(tenant) => self.counts.tenants().waiting_of(tenant) as u64,
+        let ahead = match options.tenant() {
+            None => u64::from(waiting).saturating_sub(self.movement.left_since()),
+            Some(tenant) => self.ahead_in_line(tenant, &options),
         };
-        *next = turn_after(ahead);
+        if let Some(Place { state: State::Refused { next, .. }, .. }) = self.places.get_mut(index) {
+            *next = turn_after(ahead);
+        }
     }
 
     /// What a refusal tells of the queue: how many were ahead of the request, unless its tenant has a line of its own;
@@ -324,4 +410,27 @@ const fn waits(status: &PlaceStatus) -> bool {
 
 fn turn_after(ahead: u64) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SHARE_MAX, Share};
+
+    #[test]
+    fn a_share_is_that_of_the_last_places_seen() {
+        let mut share = Share::default();
+        assert_eq!(share.of(100), 0);
+        for _ in 0..1000 {
+            share.add(Share { own: 3, all: 4 });
+        }
+        assert_eq!((share.of(100), share.of(3), share.of(1)), (75, 2, 1), "rounded");
+        for _ in 0..SHARE_MAX {
+            share.add(Share { own: 0, all: 4 });
+        }
+        assert_eq!(share.of(100), 0);
+        assert!((SHARE_MAX / 2..=SHARE_MAX).contains(&share.all));
+        share.add(Share { own: 1 << 20, all: 1 << 20 });
+        assert!((999..=1000).contains(&share.of(1000)), "{share:?}");
+        assert_eq!(Share { own: 1, all: 2 }.of(u64::MAX), u64::MAX / 2);
+    }
 }

@@ -54,8 +54,8 @@ pub(super) struct Place {
     pub(super) linger: Linger,
     /// Releases the place that keeps its turn until this one stands there.
     pub(super) replaces: Option<Box<Release>>,
-    /// Which turn was its own when it joined the queue, or its line in this process; `None`: that is not known, or a grant
-    /// was counted as a sample.
+    /// Which turn was its own when it joined the queue, or its tenant's line as far as that can be told; `None`: that is not
+    /// known, or a grant was counted as a sample.
     pub(super) turn: Option<NonZeroU32>,
 }
 

@@ -78,9 +78,10 @@ impl Session {
         for grant in &reply.granted {
             self.process_grant(grant.id, grant.lease_end, now);
         }
-        if reply.usage.is_some() {
+        if let Some(usage) = reply.usage {
             // It does not contain what the call granted.
             self.movement.handle_length();
+            self.movement.handle_elsewhere(usage.waiting, self.counts.waiting());
         }
         self.end_refusals(op, now);
         if let Some(at) = self.probe.handle_reply(op, reply, self.counts.has_waiting(), now) {

@@ -36,8 +36,12 @@ fn moving(rig: &mut Rig, options: AcquireOptions, grants: usize, each_ms: u64) -
 
 /// Requests that wait, each of which came 10 ms after the one before.
 fn waiters(rig: &mut Rig, count: usize) -> Vec<usize> {
+    waiters_with(rig, OPTIONS, count)
+}
+
+fn waiters_with(rig: &mut Rig, options: AcquireOptions, count: usize) -> Vec<usize> {
     let waits = |rig: &mut Rig| {
-        let index = rig.request();
+        let index = rig.request_with(options);
         rig.settle();
         rig.pass(10);
         index
@@ -130,52 +134,79 @@ fn a_turn_counts_those_ahead_so_a_short_queue_and_a_long_one_tell_the_same() {
     assert_eq!(told(&mut rig, waits), (Some(0), Some(200)));
 }
 
+/// Lets a request wait, and returns what it was told after that.
+fn expected(rig: &mut Rig) -> Option<u64> {
+    let waits = waiters(rig, 1)[0];
+    let expected = told(rig, waits).1;
+    rig.settle();
+    expected
+}
+
 #[test]
-fn the_last_sixteen_grants_within_half_a_minute_count() {
+fn the_last_half_of_at_most_128_grants_within_half_a_minute_counts() {
     let mut rig = Rig::new(1);
-    let slow = moving(&mut rig, OPTIONS, 20, 200);
+    let slow = moving(&mut rig, OPTIONS, 70, 200);
     rig.leave(slow);
     rig.settle();
-    let fast = moving(&mut rig, OPTIONS, 15, 100);
-    let waits = waiters(&mut rig, 1)[0];
-    assert_eq!(told(&mut rig, waits).1, Some(106), "one of the slow ones");
-    rig.settle();
+    let fast = moving(&mut rig, OPTIONS, 63, 100);
+    assert_eq!(expected(&mut rig), Some(101), "one of 64 is a slow one");
     rig.leave(fast);
     rig.settle();
-    let fast = moving(&mut rig, OPTIONS, 16, 100);
-    let waits = waiters(&mut rig, 1)[0];
-    assert_eq!(told(&mut rig, waits).1, Some(100), "none of the slow ones");
-    rig.settle();
+    let fast = moving(&mut rig, OPTIONS, 1, 100);
+    assert_eq!(expected(&mut rig), Some(100), "none of 64");
     rig.live(29_000);
-    let waits = waiters(&mut rig, 1)[0];
-    assert!(told(&mut rig, waits).1.is_some(), "the last ones are not that old");
-    rig.settle();
+    assert!(expected(&mut rig).is_some(), "the last ones are not that old");
     rig.live(1_000);
-    let waits = waiters(&mut rig, 1)[0];
-    assert_eq!(told(&mut rig, waits), (Some(0), None));
+    assert_eq!(expected(&mut rig), None);
     assert!(rig.session.is_held(fast));
 }
 
 #[test]
-fn own_places_that_left_are_not_ahead() {
+fn of_all_grants_those_count_whose_turns_were_the_nearest() {
     let mut rig = Rig::new(1);
-    moving(&mut rig, OPTIONS, 5, 100);
-    let waits = waiters(&mut rig, 4);
-    // A newcomer is on its way when they leave, so the reply still counts them.
-    let newcomer = rig.request();
-    let join = rig.call().expect("an acquire");
-    for index in &waits[..3] {
+    let mut holds = moving(&mut rig, OPTIONS, 5, 400);
+    // From the second turn on, one takes 100 ms.
+    let waits: Vec<_> = [(); 6].map(|()| rig.request()).into();
+    rig.settle();
+    for next in waits {
+        rig.live(100);
+        rig.leave(holds);
+        rig.settle();
+        holds = next;
+    }
+    let waits = waiters(&mut rig, 6);
+    assert_eq!(told(&mut rig, waits[5]), (Some(5), Some(600)), "turns 2 to 6");
+    rig.settle();
+    for index in &waits[..5] {
         rig.leave(*index);
     }
-    let (reply, now) = (rig.carry_out(&join), rig.now());
-    assert_eq!(reply.usage, Some(Usage { in_use: 1, waiting: 5 }));
-    rig.reply(&join.op, &reply, now);
-    assert_eq!(told(&mut rig, newcomer), (Some(1), Some(200)));
-    // Once their releases are answered, they are not taken off twice.
     rig.settle();
-    let last = rig.request();
-    rig.settle();
-    assert_eq!(told(&mut rig, last), (Some(1), Some(200)));
+    // The one of the first turn that took 100 ms is the last one, and four took 400 ms.
+    assert_eq!(expected(&mut rig), Some(340));
+}
+
+#[test]
+fn own_places_that_left_are_not_ahead() {
+    for (options, ahead) in [(OPTIONS, Some(1)), (of_tenant(1), None)] {
+        let mut rig = Rig::new(1);
+        moving(&mut rig, options, 5, 100);
+        let waits = waiters_with(&mut rig, options, 4);
+        // A newcomer is on its way when they leave, so the reply still counts them.
+        let newcomer = rig.request_with(options);
+        let join = rig.call().expect("an acquire");
+        for index in &waits[..3] {
+            rig.leave(*index);
+        }
+        let (reply, now) = (rig.carry_out(&join), rig.now());
+        assert_eq!(reply.usage, Some(Usage { in_use: 1, waiting: 5 }));
+        rig.reply(&join.op, &reply, now);
+        assert_eq!(told(&mut rig, newcomer), (ahead, Some(200)));
+        // Once their releases are answered, they are not taken off twice.
+        rig.settle();
+        let last = rig.request_with(options);
+        rig.settle();
+        assert_eq!(told(&mut rig, last), (ahead, Some(200)));
+    }
 }
 
 #[test]
@@ -204,8 +235,8 @@ fn those_that_were_granted_since_the_last_count_are_not_ahead_either() {
     assert_eq!(rig.progress(waits[0]), Progress::Held);
     assert_eq!(
         told(&mut rig, waits[3]),
-        (Some(3), Some(270)),
-        "two are left, and one waited for 40 ms"
+        (Some(3), Some(264)),
+        "two are left, and one of the last five waited for 40 ms"
     );
 }
 
@@ -388,6 +419,46 @@ fn a_tenant_is_told_of_its_own_line() {
     assert!(rig.session.is_held(holds));
 }
 
+/// A place of a tenant in another process takes the permit, or waits.
+fn elsewhere(rig: &mut Rig, options: AcquireOptions) -> PlaceId {
+    rig.others += 1;
+    let id =
+        PlaceId { node: OTHER, poll_only: false, n: rig.others, bound: None, claim: options.claim };
+    let caller = Caller { max_waiting: 1000, ..rig.ask(OTHER, 1) };
+    rig.ledger.acquire(caller, 3_600_000, Some(500), &[], &[id], &mut |_, _| true);
+    id
+}
+
+#[test]
+fn a_tenants_line_in_other_processes_is_ahead_of_its_request_too() {
+    let tenant = of_tenant(1);
+    let mut rig = Rig::new(1);
+    moving(&mut rig, tenant, 5, 100);
+    for _ in 0..4 {
+        elsewhere(&mut rig, tenant);
+    }
+    let waits = waiters_with(&mut rig, tenant, 2);
+    assert_eq!(told(&mut rig, waits[1]), (None, Some(600)), "four there, and one here");
+    let none = rig.request_with(AcquireOptions { max_queue: None, ..tenant });
+    rig.settle();
+    assert_eq!(told_of(&mut rig, none), (None, Some(600)));
+}
+
+#[test]
+fn of_the_places_in_other_processes_a_tenant_has_the_share_that_it_has_here() {
+    let [tenant, other] = [1, 2].map(of_tenant);
+    let mut rig = Rig::new(1);
+    moving(&mut rig, tenant, 5, 100);
+    for _ in 0..8 {
+        elsewhere(&mut rig, tenant);
+    }
+    waiters_with(&mut rig, other, 3);
+    // It was alone when four of its own came, is one of four now, and so is the one that would come.
+    let asks = rig.request_with(tenant);
+    rig.settle();
+    assert_eq!(told(&mut rig, asks), (None, Some(500)), "6 of 12, so 4 of 8");
+}
+
 #[test]
 fn of_many_lines_those_that_moved_last_are_known() {
     let mut rig = Rig::new(1);
@@ -492,28 +563,20 @@ fn where_a_window_opens_soon_nobody_waits_in_vain_because_others_waited_for_all_
 fn a_tenant_whose_line_is_mostly_elsewhere_does_not_wait_in_vain_for_a_few_more() {
     let tenant = AcquireOptions { max_queue: Some(100), max_waiting: 1000, ..of_tenant(1) };
     let mut rig = Rig::new(1);
-    let mut elsewhere = VecDeque::new();
-    let other = |rig: &mut Rig, elsewhere: &mut VecDeque<PlaceId>| {
-        rig.others += 1;
-        let (node, claim) = (OTHER, tenant.claim);
-        let id = PlaceId { node, poll_only: false, n: rig.others, bound: None, claim };
-        let caller = Caller { max_waiting: 1000, ..rig.ask(OTHER, 1) };
-        rig.ledger.acquire(caller, 3_600_000, Some(500), &[], &[id], &mut |_, _| true);
-        elsewhere.push_back(id);
-    };
+    let mut others = VecDeque::new();
     for _ in 0..10 {
-        other(&mut rig, &mut elsewhere);
+        others.push_back(elsewhere(&mut rig, tenant));
     }
     // Each permit is given back after 100 ms. One request of this process waits at a time, behind ten of another.
     for _ in 0..6 {
         let own = rig.request_with(tenant);
         rig.settle();
         for _ in 0..10 {
-            other(&mut rig, &mut elsewhere);
+            others.push_back(elsewhere(&mut rig, tenant));
         }
         for _ in 0..10 {
             rig.live(100);
-            let id = elsewhere.pop_front().expect("ten of them");
+            let id = others.pop_front().expect("ten of them");
             rig.other_leaves(id).into_iter().for_each(|grant| rig.hint(grant));
         }
         assert_eq!(rig.progress(own), Progress::Held);

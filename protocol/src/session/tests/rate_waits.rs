@@ -105,28 +105,35 @@ fn no_request_starts_earlier_than_a_refusal_tells_or_much_later() {
     }
 }
 
-#[test]
-fn those_of_other_processes_are_ahead_too() {
-    let mut rig = Rig::new(100);
-    let options = smooth(10, 1000);
-    requests(&mut rig, 1, options);
-    for n in 1..=20 {
+/// Lets places of another process wait.
+fn elsewhere(rig: &mut Rig, count: u64, options: AcquireOptions) {
+    for n in 1..=count {
         let rate = options.rate.and_then(|rate| rate.of_cost(1));
         let bound = Some(Bound { limit: 100, headroom: 0, rate });
-        let claim = Some(Claim::without_tenant());
+        let claim = options.claim.or_else(|| Some(Claim::without_tenant()));
         let id = PlaceId { node: OTHER, poll_only: false, n, bound, claim };
         let caller = Caller { max_waiting: 100, ..rig.ask(OTHER, 100) };
         let reply = rig.ledger.acquire(caller, 3_600_000, Some(50), &[], &[id], &mut |_, _| true);
         assert!(matches!(reply.statuses[0], PlaceStatus::Waiting(_)));
     }
+}
+
+#[test]
+fn those_of_other_processes_are_ahead_too() {
+    let mut rig = Rig::new(100);
+    let options = smooth(10, 1000);
+    requests(&mut rig, 1, options);
+    elsewhere(&mut rig, 20, options);
     let none = AcquireOptions { max_queue: None, ..options };
     assert_eq!(refused(&mut rig, none), ms(2000));
 }
 
 #[test]
-fn a_tenant_is_told_of_its_own_line() {
+fn a_tenant_is_told_of_its_own_line_in_this_process() {
     let mut rig = Rig::new(100);
     requests(&mut rig, 6, of_tenant(smooth(10, 1000), 1));
+    // How many of them are of which tenant is an estimate, and this is a bound.
+    elsewhere(&mut rig, 20, of_tenant(smooth(10, 1000), 1));
     for (tenant, wait) in [(1, 500), (2, 0)] {
         let none = AcquireOptions { max_queue: None, ..of_tenant(smooth(10, 1000), tenant) };
         assert_eq!(refused(&mut rig, none), ms(wait), "{tenant}");
