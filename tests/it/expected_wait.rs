@@ -3,6 +3,7 @@
 //! Each test in `on_both!` runs on both backends, with the semaphores of several processes. The others measure, on virtual
 //! time.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -228,10 +229,28 @@ fn fleet() -> [Semaphore; 3] {
     [(); 3].map(|()| Semaphore::new(backend.clone()))
 }
 
-/// How far the expected wait was from the true one, relative to that: the median.
-async fn median_error(load: Load, tenants: &[&str], seed: u64) -> (f64, usize) {
+/// Who asks: each tenant, with its weight, and how many of all requests are its own. None: one queue.
+type Tenants = &'static [(&'static str, u32, usize)];
+
+/// One tenant has half of the requests, and another one a tenth.
+const UNEVEN: Tenants = &[("a", 1, 5), ("b", 1, 3), ("c", 1, 2), ("d", 1, 1)];
+/// Each has a third of the requests.
+const WEIGHTED: Tenants = &[("a", 1, 1), ("b", 2, 1), ("c", 4, 1)];
+
+/// Which tenant asks, and for what.
+fn ask(tenants: Tenants, chance: &mut Chance) -> (usize, Ask) {
+    let each = (0..tenants.len()).flat_map(|whose| [whose].repeat(tenants[whose].2));
+    let Some(whose) = chance.0.choice(each.collect::<Vec<_>>()) else { return (0, Ask::of("x")) };
+    let (tenant, weight, _) = tenants[whose];
+    (whose, Ask::of("x").by(tenant).weight(weight))
+}
+
+/// What requests were told that were refused at once, s, and how long others waited that came in their stead.
+type Told = Vec<(Option<f64>, f64)>;
+
+async fn told_and_true(load: Load, tenants: Tenants, seed: u64) -> Told {
     let (nodes, mut chance, began) = (fleet(), Chance::new(seed), Instant::now());
-    let errors = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::new(Mutex::new(Told::new()));
     let mut requests = JoinSet::new();
     for count in 0_u64.. {
         let at = began.elapsed().as_secs_f64();
@@ -239,53 +258,59 @@ async fn median_error(load: Load, tenants: &[&str], seed: u64) -> (f64, usize) {
             break;
         }
         sleep(chance.exponential(load(at))).await;
-        let ask = Ask::of("x");
-        let ask = match chance.0.choice(tenants) {
-            Some(tenant) => ask.by(*tenant),
-            None => ask,
-        };
+        let (_, ask) = ask(tenants, &mut chance);
         let node = chance.0.choice(&nodes).unwrap().clone();
         let (hold, wait) = (chance.hold(), Duration::from_secs_f64(1.0 + 9.0 * chance.0.f64()));
-        let errors = Arc::clone(&errors);
+        let told = Arc::clone(&told);
         requests.spawn(async move {
             if count % 10 > 0 {
                 let permit = node.acquire(ask.clone(), &patient(PERMITS, wait)).await;
                 sleep(if permit.is_ok() { hold } else { Duration::ZERO }).await;
                 return;
             }
-            // One that is refused, and another one that waits in its stead.
-            let told = match node.try_acquire(ask.clone(), &long(PERMITS)).await {
-                Err(AcquireError::Rejected(rejected)) => rejected.expected_wait(),
-                _ => None,
-            };
-            let permit = node.acquire(ask.clone(), &long(PERMITS)).await;
-            if let (Some(told), Ok(permit)) = (told, &permit) {
-                let waited = permit.waited().as_secs_f64();
-                errors.lock().unwrap().push((told.as_secs_f64() - waited).abs() / waited);
+            let refused = node.try_acquire(ask.clone(), &long(PERMITS)).await;
+            let permit = node.acquire(ask.clone(), &long(PERMITS)).await.unwrap();
+            if let Err(AcquireError::Rejected(rejected)) = refused {
+                let expected = rejected.expected_wait().map(|wait| wait.as_secs_f64());
+                told.lock().unwrap().push((expected, permit.waited().as_secs_f64()));
             }
             sleep(hold).await;
         });
         while requests.try_join_next().is_some() {}
     }
     requests.shutdown().await;
-    let mut errors = std::mem::take(&mut *errors.lock().unwrap());
-    errors.sort_by(f64::total_cmp);
-    (errors[errors.len() / 2], errors.len())
+    std::mem::take(&mut *told.lock().unwrap())
+}
+
+async fn is_about_true(load: Load, how: &str) {
+    for (tenants, whom) in
+        [(&[][..], "one queue"), (UNEVEN, "uneven tenants"), (WEIGHTED, "weighted tenants")]
+    {
+        let mut refused = Told::new();
+        for seed in 1..=3 {
+            refused.append(&mut told_and_true(load, tenants, seed).await);
+        }
+        let error =
+            |(told, waited): &(Option<f64>, f64)| Some((told.as_ref()? - waited).abs() / waited);
+        let mut errors: Vec<_> = refused.iter().filter_map(error).collect();
+        errors.sort_by(f64::total_cmp);
+        let (median, told) = (errors[errors.len() / 2], errors.len() as f64 / refused.len() as f64);
+        println!(
+            "{whom}, {how}: median error {median:.3}; {told:.3} of {} were told",
+            refused.len()
+        );
+        assert!(median <= 0.3 && told >= 0.9, "{whom}, {how}: {median}, {told}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_expected_wait_is_about_the_true_one() {
-    // One tenant has half of the requests, and another one a tenth.
-    let tenants = ["a", "a", "a", "a", "a", "b", "b", "b", "c", "c", "d"];
-    for (load, how) in [(steadily as Load, "steadily"), (in_bursts, "in bursts")] {
-        for (tenants, whom) in [(&[][..], "one queue"), (&tenants[..], "four tenants")] {
-            let (error, count) = median_error(load, tenants, 1).await;
-            println!("{whom}, {how}: median error {error:.2} of {count} told");
-            // A process knows its own part of a tenant's line only.
-            let most = if tenants.is_empty() { 0.3 } else { 0.45 };
-            assert!(error <= most && count >= 300, "{whom}, {how}: {error} of {count}");
-        }
-    }
+async fn the_expected_wait_is_about_the_true_one_under_a_steady_load() {
+    is_about_true(steadily, "steadily").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_expected_wait_is_about_the_true_one_in_bursts() {
+    is_about_true(in_bursts, "in bursts").await;
 }
 
 /// What became of a request.
@@ -297,14 +322,15 @@ enum Became {
 }
 
 struct Seen {
+    whose: usize,
     came: Duration,
     wait: Duration,
     became: Became,
     ended: Duration,
 }
 
-/// Requests of which half wait for a second and half for twenty, in the order in which they came.
-async fn mixed(load: Load, seed: u64) -> Vec<Seen> {
+/// Requests of which half wait for as many seconds as one says, and half as the other, in the order in which they came.
+async fn waiting_for(waits: [u64; 2], load: Load, tenants: Tenants, seed: u64) -> Vec<Seen> {
     let (nodes, mut chance, began) = (fleet(), Chance::new(seed), Instant::now());
     let mut requests = JoinSet::new();
     for count in 0_usize.. {
@@ -313,10 +339,11 @@ async fn mixed(load: Load, seed: u64) -> Vec<Seen> {
             break;
         }
         sleep(chance.exponential(load(at))).await;
-        let wait = Duration::from_secs(if chance.0.bool() { 1 } else { 20 });
+        let wait = Duration::from_secs(waits[usize::from(chance.0.bool())]);
         let policy = Policy::builder(PERMITS).wait_timeout(wait).refuse_hopeless(true).build();
+        let (whose, ask) = ask(tenants, &mut chance);
         let (hold, came) = (chance.hold(), began.elapsed());
-        let acquire = chance.0.choice(&nodes).unwrap().acquire("x", &policy.unwrap());
+        let acquire = chance.0.choice(&nodes).unwrap().acquire(ask, &policy.unwrap());
         requests.spawn(async move {
             let answer = acquire.await;
             let ended = began.elapsed();
@@ -329,7 +356,7 @@ async fn mixed(load: Load, seed: u64) -> Vec<Seen> {
                 Err(error) => panic!("{error}"),
             };
             sleep(if answer.is_ok() { hold } else { Duration::ZERO }).await;
-            (count, Seen { came, wait, became, ended })
+            (count, Seen { whose, came, wait, became, ended })
         });
     }
     let mut seen = requests.join_all().await;
@@ -337,32 +364,47 @@ async fn mixed(load: Load, seed: u64) -> Vec<Seen> {
     seen.into_iter().map(|(_, seen)| seen).collect()
 }
 
+/// What part of all was refused as hopeless, and what part wrongly; and what part of the hopeless was refused.
+fn refused_of(seen: &[Seen], how: &str) -> (f64, f64, f64) {
+    let count = |of: Became| seen.iter().filter(|seen| seen.became == of).count();
+    let (timed_out, hopeless) = (count(Became::TimedOut), count(Became::Hopeless));
+    // A request of its line that came later had a permit in time, so this one would have had it.
+    let mut overtaken = 0;
+    let mut first = HashMap::new();
+    for seen in seen.iter().rev() {
+        let first = first.entry(seen.whose).or_insert(Duration::MAX);
+        match seen.became {
+            Became::Served => *first = seen.ended.min(*first),
+            Became::Hopeless => overtaken += usize::from(*first <= seen.came + seen.wait),
+            Became::TimedOut => {}
+        }
+    }
+    let all = seen.len() as f64;
+    let (refused, wrong) = (hopeless as f64 / all, overtaken as f64 / all);
+    let rightly = (hopeless - overtaken) as f64;
+    let caught = rightly / (rightly + timed_out as f64).max(1.0);
+    println!("{how}: of {all} refused {refused:.4}, {wrong:.4} wrongly; caught {caught:.2}");
+    (refused, wrong, caught)
+}
+
 #[tokio::test(start_paused = true)]
 async fn of_requests_with_mixed_waits_the_hopeless_are_refused_and_hardly_another() {
     // Steadily, those ahead give up before the wait is hopeless.
-    for (load, how, least) in
-        [(in_long_bursts as Load, "in bursts", 0.8), (steadily, "steadily", 0.0)]
-    {
-        let seen = mixed(load, 1).await;
-        let count = |of: Became| seen.iter().filter(|seen| seen.became == of).count();
-        let (timed_out, hopeless) = (count(Became::TimedOut), count(Became::Hopeless));
-        // A request that came later had a permit in time, so this one would have had it.
-        let mut overtaken = 0;
-        let mut first = Duration::MAX;
-        for seen in seen.iter().rev() {
-            match seen.became {
-                Became::Served => first = first.min(seen.ended),
-                Became::Hopeless => overtaken += usize::from(first <= seen.came + seen.wait),
-                Became::TimedOut => {}
-            }
-        }
-        let wrong = overtaken as f64 / seen.len() as f64;
-        let rightly = (hopeless - overtaken) as f64;
-        let caught = rightly / (rightly + timed_out as f64).max(1.0);
-        println!(
-            "{how}: of {} refused {hopeless}, {wrong:.4} wrongly; {timed_out} timed out; caught {caught:.2}",
-            seen.len()
-        );
+    let loads = [(in_long_bursts as Load, "in bursts", 0.8), (steadily, "steadily", 0.0)];
+    for (load, how, least) in loads {
+        let seen = waiting_for([1, 20], load, &[], 1).await;
+        let (_, wrong, caught) = refused_of(&seen, how);
         assert!(wrong <= 0.01 && caught >= least, "{how}: {wrong} wrongly, {caught} caught");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_tenants_requests_hardly_one_is_refused_that_would_not_wait_in_vain() {
+    let seen = waiting_for([1, 20], in_long_bursts, UNEVEN, 1).await;
+    let (_, wrong, caught) = refused_of(&seen, "mixed waits");
+    assert!(wrong <= 0.01 && caught >= 0.15, "{wrong} wrongly, {caught} caught");
+    // Where all wait equally long, those ahead give up first.
+    let seen = waiting_for([5, 5], in_long_bursts, UNEVEN, 1).await;
+    let (refused, ..) = refused_of(&seen, "equal waits");
+    assert!(refused <= 0.001, "{refused}");
 }
