@@ -10,6 +10,7 @@
 //! same. Unstable, except for the types that `tower_semaphore` exports without a feature: anything else may change in any
 //! release.
 
+mod adaptive;
 mod bound;
 mod bound_rate;
 mod call;
@@ -23,6 +24,7 @@ mod reject;
 pub mod session;
 mod time;
 
+pub use self::adaptive::{Adapted, Adaptive, Adjustment, SentUnder};
 pub use self::bound::Bound;
 pub use self::bound_rate::BoundRate;
 pub use self::call::{Call, Op};

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::place::Place;
+use crate::adaptive::Adaptive;
 use crate::overrides::{Mode, Override};
 use crate::rate::Rate;
 use crate::time::Time;
@@ -21,6 +22,12 @@ pub(super) struct Limits {
     /// The longest window of these rates; 0 while all are the same.
     longest_window: Duration,
     overrides: Override,
+    /// The lowest limit, if it finds itself.
+    lowest: Option<u32>,
+    /// The number in place of the policy's limit, if it has found one.
+    number: Option<u32>,
+    /// What counts in place of the policy's limit while nothing is paused: an operator's limit, else the number.
+    in_place: Option<u32>,
     /// Nothing is granted before this.
     paused_until: Option<Time>,
 }
@@ -65,6 +72,20 @@ impl Limits {
         let before = self.in_force();
         self.note_rate(overrides.rate);
         self.overrides = overrides;
+        self.in_place = overrides.in_place().or(self.number);
+        (before, self.in_force())
+    }
+
+    /// The limit finds itself within this range, or does not.
+    pub(super) fn handle_range(&mut self, range: Option<Adaptive>) {
+        self.lowest = range.map(Adaptive::min);
+    }
+
+    /// The limit has found this number. Returns the limit in force before and after that.
+    pub(super) fn handle_number(&mut self, number: Option<u32>) -> (u32, u32) {
+        let before = self.in_force();
+        self.number = number;
+        self.in_place = self.overrides.in_place().or(number);
         (before, self.in_force())
     }
 
@@ -113,14 +134,15 @@ impl Limits {
         self.for_all().unwrap_or(limit)
     }
 
-    /// The limit that counts for all requests, whatever limit they know: 0 during a pause; else an operator's.
+    /// The limit that counts for all requests, whatever limit they know: 0 during a pause; else an operator's; else the
+    /// one that found itself.
     pub(super) fn for_all(&self) -> Option<u32> {
-        if self.paused_until.is_some() { Some(0) } else { self.of_operator() }
+        if self.paused_until.is_some() { Some(0) } else { self.in_place }
     }
 
-    /// The limit that an operator set; 0 while an operator pauses the semaphore.
-    pub(super) fn of_operator(&self) -> Option<u32> {
-        self.overrides.in_place()
+    /// The same, without regard to a pause until a time.
+    pub(super) const fn in_place(&self) -> Option<u32> {
+        self.in_place
     }
 
     /// The rate of the last request, if it has one.
@@ -150,10 +172,11 @@ impl Limits {
     }
 
     /// Whether a place asks for more permits than it could ever have, under the limit that will count once the
-    /// semaphore is not paused.
+    /// semaphore is not paused; where that finds itself, under the lowest: else it would depend on the moment.
     pub(super) fn never_fit(&self, place: &Place) -> bool {
         let Some(claim) = place.options.claim else { return false };
-        let limit = self.overrides.limit.filter(|limit| *limit > 0).unwrap_or(place.limit);
+        let set = self.overrides.limit.filter(|limit| *limit > 0);
+        let limit = set.or(self.lowest).unwrap_or(place.limit);
         let room = limit.saturating_sub(place.headroom());
         let rate = place.bound.and_then(|bound| bound.rate);
         let is_over_rate = rate.is_some_and(|rate| claim.cost() > rate.starts());

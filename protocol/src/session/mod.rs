@@ -10,6 +10,7 @@
 //!
 //! The rules are in `../README.md`; comments name them by their numbers.
 
+mod adaptive;
 mod audit;
 mod connection;
 mod counts;
@@ -43,6 +44,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+pub use self::adaptive::AdaptedHere;
+use self::adaptive::Adapting;
 use self::audit::Audit;
 pub use self::connection::Connected;
 use self::counts::Counts;
@@ -80,6 +83,7 @@ pub struct Session {
     places: Places,
     counts: Counts,
     limits: Limits,
+    adapting: Adapting,
     /// Permits that are passed on, and to which requests.
     reuse: Reuse,
     /// In an outage: the places that wait for a share of the process's own.
@@ -139,7 +143,7 @@ pub enum Progress {
         reason: RejectReason,
         /// What was counted: by the backend, or in an outage in this process. `None` if nothing was.
         usage: Option<Usage>,
-        /// The limit that an operator set, if any.
+        /// The limit in place of that of the policy, if any: the one that an operator set, or that found itself.
         limit: Option<u32>,
         /// The rate in force for it: that of its policy, or the one that an operator set in its place.
         rate: Option<Rate>,
@@ -172,6 +176,7 @@ impl Session {
             places: Places::new(node, serial, connected.poll_only),
             counts: Counts::default(),
             limits: Limits::default(),
+            adapting: Adapting::default(),
             reuse: Reuse::default(),
             outage: is_outage.then(LocalQueue::new),
             own_starts: None,

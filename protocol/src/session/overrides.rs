@@ -62,7 +62,7 @@ impl Session {
     }
 
     /// The limit in force has changed. If there are more permits, waiters ask for them.
-    fn follow_limit(&mut self, (before, after): (u32, u32), now: Time) {
+    pub(super) fn follow_limit(&mut self, (before, after): (u32, u32), now: Time) {
         if after > before {
             self.probe.handle_raise(self.counts.has_waiting());
         }

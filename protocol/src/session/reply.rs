@@ -50,6 +50,7 @@ impl Session {
         }
         match op {
             Op::Acquire { ids, .. } => {
+                self.adapting.handle_usage(reply.usage);
                 let is_full = reply.usage.is_some()
                     && reply.statuses.iter().any(|status| *status != PlaceStatus::Held);
                 if is_full {

@@ -108,7 +108,7 @@ impl Session {
         };
         let usage = Usage { in_use: in_use.into(), waiting: waiting.into() };
         let usage = is_counted.then_some(usage);
-        let limit = self.limits.of_operator();
+        let limit = self.limits.in_place();
         let by_itself = matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
             && place.options.claim.is_some_and(|c| self.counts.tenants().exceeds_each(c));
         let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;

@@ -41,6 +41,7 @@ impl Session {
             self.probe.handle_raise(self.counts.has_waiting());
         }
         self.end_pause(now);
+        self.adapt(now);
         // The rate of the process's own share may allow a grant.
         self.admit_local(now);
         if let Some(at) = self.probe.handle_timeout(self.counts.has_waiting(), now) {

@@ -1,5 +1,6 @@
 //! One process's session beside a ledger, without a network: a test decides when calls are answered.
 
+mod adaptive;
 mod connections;
 mod ending;
 mod linger;
