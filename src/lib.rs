@@ -220,7 +220,7 @@ pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
 #[doc(inline)]
-pub use self::protocol::Rate;
+pub use self::protocol::{Adaptive, Rate};
 pub use self::semaphore::{Acquire, Permit, Semaphore};
 pub use self::semaphore::{ConnectionState, Health};
 pub use self::service::PermitLayer;
@@ -242,8 +242,8 @@ pub mod operate {
     #[doc(inline)]
     pub use crate::protocol::{Mode, Override, PauseCause};
     pub use crate::semaphore::{
-        Cursor, Holder, Inspection, Listed, Page, Paused, PlaceId, ProcessUse, RateUse, TenantId,
-        TenantUse, Waiter,
+        AdaptedLimit, Cursor, Holder, Inspection, Listed, Page, Paused, PlaceId, ProcessUse,
+        RateUse, TenantId, TenantUse, Waiter,
     };
     pub use crate::tenants::{TenantChange, TenantOverride};
 }

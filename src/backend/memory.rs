@@ -152,8 +152,12 @@ impl Shared {
 
     /// Notifies all processes that the overrides changed. They may read them at once, so call this under no lock.
     fn announce_overrides(&self) {
+        self.tell_all(|node| node.overridden());
+    }
+
+    fn tell_all(&self, tell: impl Fn(&dyn Mailbox)) {
         let nodes: Vec<_> = lock(&self.nodes).values().filter_map(Weak::upgrade).collect();
-        nodes.iter().for_each(|node| node.overridden());
+        nodes.iter().for_each(|node| tell(&**node));
     }
 
     /// Returns the mailbox of a process, if it still exists.
@@ -291,19 +295,26 @@ impl Queries for MemoryBackend {
         let now = self.shared.now();
         let mut overrides = lock(&self.shared.overrides);
         let (before, is_told) = (overrides.version, change.is_told());
+        let adapted_before = overrides.adapted_version;
         if !overrides.change(name, change, now / 1000) {
             let (most, pauses) = (Overrides::MOST, Overrides::PAUSES_MOST);
+            let adapted = Overrides::ADAPTED_MOST;
             let error = BackendError::call(format!(
-                "{name}: {most} names have something set in place of their policy, or {pauses} are paused until a \
-                 time, as many as may"
+                "{name}: {most} names have something set in place of their policy, {pauses} are paused until a time, or \
+                 {adapted} have a limit that finds itself, as many as may"
             ));
             return ready(Err(QueryError::Failed(error))).boxed();
         }
         if !is_told || overrides.version == before {
             return ready(Ok(())).boxed();
         }
+        let adapted = overrides.adapted.get(name).copied();
+        let adapted = adapted.filter(|_| overrides.adapted_version != adapted_before);
         drop(overrides);
-        self.shared.announce_overrides();
+        match adapted {
+            Some(adapted) => self.shared.tell_all(|node| node.adapted(name, adapted)),
+            None => self.shared.announce_overrides(),
+        }
         ready(Ok(())).boxed()
     }
 

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::protocol::{Mode, Override, Pause, PauseCause, PlaceId, Rate};
+use crate::protocol::{
+    Adapted, Adaptive, Adjustment, Mode, Override, Pause, PauseCause, PlaceId, Rate,
+};
 
 /// All overrides, as of one version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,6 +14,8 @@ pub struct Overrides {
     pub version: u64,
     /// Increases with every change of a pause. A part of [`version`](Self::version).
     pub pauses_version: u64,
+    /// Increases with every change of an adaptive limit. A part of [`version`](Self::version).
+    pub adapted_version: u64,
     /// When they were read, in ms since 1970 by the backend's clock.
     pub now: u64,
     /// The overrides by name, without the rates.
@@ -22,6 +26,8 @@ pub struct Overrides {
     pub pauses: HashMap<Arc<str>, Pause>,
     /// The [`pauses_version`](Self::pauses_version) at which an operator last ended a pause of a name.
     pub resumed: HashMap<Arc<str>, u64>,
+    /// The adaptive limits by name. They may be [over](Adapted::left).
+    pub adapted: HashMap<Arc<str>, Adapted>,
     /// Revoked places, which must not be counted again, with the names of their semaphores, and when each record can be
     /// dropped, in ms by the backend's clock.
     pub revoked: HashMap<(PlaceId, Arc<str>), u64>,
@@ -53,6 +59,13 @@ pub enum Change {
         /// See [`Pause::cause`].
         cause: PauseCause,
     },
+    /// The limit of a name that finds its limit itself is lowered or raised: see [`Adapted::adjusted`].
+    Adapt {
+        /// The range of the limit.
+        range: Adaptive,
+        /// Whether it is lowered or raised.
+        adjustment: Adjustment,
+    },
     /// A place of the name is revoked.
     Revoked {
         /// The place.
@@ -80,6 +93,9 @@ impl Overrides {
     /// has room of its own, so that no upstream can fill that of operators.
     pub const PAUSES_MOST: usize = 500;
 
+    /// The largest number of adaptive limits.
+    pub const ADAPTED_MOST: usize = 1000;
+
     /// Returns the override of a name.
     #[must_use]
     pub fn of(&self, name: &str) -> Override {
@@ -92,10 +108,11 @@ impl Overrides {
     pub(super) fn clear(&mut self) {
         // A process takes a version that it knows for unchanged, so no version may be used twice.
         let version = self.version + 1;
-        *self = Self { version, pauses_version: version, ..Self::default() };
+        *self =
+            Self { version, pauses_version: version, adapted_version: version, ..Self::default() };
     }
 
-    /// Applies a change, as `lua/override.lua` and `lua/pause.lua` do. Returns `false` if there are as many records as may
+    /// Applies a change, as `lua/override.lua`, `lua/pause.lua` and `lua/adapt.lua` do. Returns `false` if there are as many records as may
     /// already. A change that changes nothing keeps the version.
     pub fn change(&mut self, name: &Arc<str>, change: Change, now_ms: u64) -> bool {
         self.revoked.retain(|_, end| *end > now_ms);
@@ -122,6 +139,9 @@ impl Overrides {
                     || self.pauses.get(name).is_some_and(|known| until <= known.until)
                     || self.pause(name, pause, now_ms);
             }
+            Change::Adapt { range, adjustment } => {
+                return self.adapt(name, range, adjustment, now_ms);
+            }
             Change::Revoked { id, keep_ms, .. } => {
                 let place = (id, Arc::clone(name));
                 if keep_ms == 0 {
@@ -144,9 +164,36 @@ impl Overrides {
         true
     }
 
-    /// Sets a version that was not used before, even if data was lost.
     fn advance(&mut self, now_ms: u64) {
-        self.version = now_ms.saturating_mul(1000).max(self.version + 1);
+        self.version = self.next_version(now_ms);
+    }
+
+    /// Returns a version that was not used before, even if data was lost.
+    fn next_version(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_mul(1000).max(self.version + 1)
+    }
+
+    /// Changes an adaptive limit, if there is a reason to. Returns `false` if there are too many.
+    fn adapt(
+        &mut self,
+        name: &Arc<str>,
+        range: Adaptive,
+        adjustment: Adjustment,
+        now_ms: u64,
+    ) -> bool {
+        let now = now_ms.saturating_mul(1000);
+        self.adapted.retain(|_, adapted| !adapted.left(now).is_zero());
+        let before = self.adapted.get(name).copied();
+        let version = self.next_version(now_ms);
+        let Some(after) = Adapted::adjusted(before, range, adjustment, (version, now)) else {
+            return true;
+        };
+        if before.is_none() && self.adapted.len() >= Self::ADAPTED_MOST {
+            return false;
+        }
+        self.adapted.insert(Arc::clone(name), after);
+        (self.version, self.adapted_version) = (version, version);
+        true
     }
 
     fn resume(&mut self, name: &Arc<str>, now_ms: u64) {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 pub use super::overrides::{Change, Overrides};
 pub use super::peer_message::PeerMessage;
 use crate::error::BackendError;
-use crate::protocol::{BoundRate, Call, Hint, NodeId, PlaceId, RateUsage, Reply, Time};
+use crate::protocol::{Adapted, BoundRate, Call, Hint, NodeId, PlaceId, RateUsage, Reply, Time};
 
 /// Stands for the overrides in place of a name. No encoded name is equal to it.
 pub const OVERRIDES: &str = "!overrides";
@@ -313,6 +313,11 @@ pub trait Mailbox: Send + Sync {
     ///
     /// Like a hint, it may arrive late, twice or never.
     fn overridden(&self);
+
+    /// The limit of the semaphore `name`, which finds its limit itself, is this now: see [`Change::Adapt`]. Never blocks.
+    ///
+    /// Like a hint, it may arrive late, twice or never.
+    fn adapted(&self, name: &str, adapted: Adapted);
 
     /// A message from another process about the semaphore `name`. Never blocks.
     fn message(&self, name: &str, message: PeerMessage);

@@ -37,6 +37,12 @@
 //!
 //! A time is at most [`max_pause`](crate::PolicyBuilder::max_pause), whatever the upstream says. Without HTTP, or with a
 //! client that is no Tower service, pass it on with [`Permit::feedback`](crate::Permit::feedback).
+//!
+//! # Limits that find themselves
+//!
+//! If the limit [finds itself](crate::PolicyBuilder::adaptive), each response that pauses lowers it, too, and so does one
+//! that is [`TooMany`](Feedback::TooMany): 429 and 503 without a time for [`retry_after`], 503 without one for [`openai`],
+//! [`groq`] and [`azure`]. Other limits stay as they are.
 
 mod head;
 mod providers;
@@ -57,11 +63,14 @@ pub enum Feedback {
     None,
     /// That the upstream refuses requests for this long from now on.
     Backoff(Duration),
+    /// That the upstream is asked too much at a time. Without effect unless the limit
+    /// [finds itself](crate::PolicyBuilder::adaptive).
+    TooMany,
 }
 
 impl Feedback {
-    /// A time that is there and not zero.
-    fn after(time: Option<Duration>) -> Self {
-        time.filter(|time| !time.is_zero()).map_or(Self::None, Self::Backoff)
+    /// A time that is there and not zero; else `or`.
+    fn after(time: Option<Duration>, or: Self) -> Self {
+        time.filter(|time| !time.is_zero()).map_or(or, Self::Backoff)
     }
 }

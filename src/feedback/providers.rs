@@ -7,7 +7,8 @@ use http::StatusCode;
 use super::Feedback;
 use super::head::{Head, time};
 
-/// Reads `Retry-After` of responses with the status 429 or 503: seconds, or a date.
+/// Reads `Retry-After` of responses with the status 429 or 503: seconds, or a date; without it they are
+/// [`TooMany`](Feedback::TooMany).
 ///
 /// See the [module](super) for an example.
 #[must_use]
@@ -15,7 +16,7 @@ pub fn retry_after(head: Head<'_>) -> Feedback {
     retry_after_if(head, &[StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE])
 }
 
-/// Reads `Retry-After` of responses with one of these statuses.
+/// Reads `Retry-After` of responses with one of these statuses; without it they are [`TooMany`](Feedback::TooMany).
 ///
 /// # Examples
 ///
@@ -39,7 +40,7 @@ pub fn retry_after_on(
 
 fn retry_after_if(head: Head<'_>, statuses: &[StatusCode]) -> Feedback {
     if statuses.contains(&head.status) {
-        Feedback::after(head.retry_after())
+        Feedback::after(head.retry_after(), Feedback::TooMany)
     } else {
         Feedback::None
     }
@@ -47,7 +48,7 @@ fn retry_after_if(head: Head<'_>, statuses: &[StatusCode]) -> Feedback {
 
 /// Reads the responses of OpenAI: `retry-after-ms` and `retry-after` of 429 and 503; for 429 without them, when the
 /// limits of requests or tokens that are used up begin again (`x-ratelimit-reset-requests: 6m0s`). A 429 without a time
-/// says that the account has no credit.
+/// says that the account has no credit; a 503 without one is [`TooMany`](Feedback::TooMany).
 #[must_use]
 pub fn openai(head: Head<'_>) -> Feedback {
     windows(head, &["retry-after-ms"])
@@ -75,7 +76,7 @@ pub fn anthropic(head: Head<'_>) -> Feedback {
     if head.status != StatusCode::TOO_MANY_REQUESTS || is_final(head) {
         return Feedback::None;
     }
-    Feedback::after(head.retry_after())
+    Feedback::after(head.retry_after(), Feedback::None)
 }
 
 /// Reads what providers with OpenAI's fields have in common. `fields`: fields of ms that they prefer to `Retry-After`.
@@ -87,7 +88,8 @@ fn windows(head: Head<'_>, fields: &[&str]) -> Feedback {
     let is_some = |time: &Duration| !time.is_zero();
     let named = fields.iter().find_map(|name| head.ms(name).filter(is_some));
     let named = named.or_else(|| head.retry_after().filter(is_some));
-    Feedback::after(named.or_else(|| used_up(head).filter(|_| is_limited)))
+    let or = if is_limited { Feedback::None } else { Feedback::TooMany };
+    Feedback::after(named.or_else(|| used_up(head).filter(|_| is_limited)), or)
 }
 
 /// The time until all limits that are used up begin again.
@@ -113,6 +115,9 @@ mod tests {
 
     type Reader = fn(Head<'_>) -> Feedback;
 
+    /// What a reader says of too many requests without a time.
+    const TOO_MANY: Option<u128> = Some(0);
+
     /// What a reader says, in ms.
     fn ms(reader: impl Fn(Head<'_>) -> Feedback, status: u16, fields: &str) -> Option<u128> {
         let mut headers = HeaderMap::new();
@@ -123,6 +128,7 @@ mod tests {
         }
         match reader(Head::new(StatusCode::from_u16(status).unwrap(), &headers)) {
             Feedback::Backoff(time) => Some(time.as_millis()),
+            Feedback::TooMany => TOO_MANY,
             Feedback::None => None,
         }
     }
@@ -137,8 +143,10 @@ mod tests {
         let on = || retry_after_on([StatusCode::FORBIDDEN]);
         assert_eq!(ms(on(), 403, "retry-after: 20"), Some(20_000));
         assert_eq!(ms(on(), 429, "retry-after: 20"), None);
-        assert_eq!(ms(retry_after, 429, "x-other: 1"), None);
-        assert_eq!(ms(retry_after, 429, "retry-after: 0"), None);
+        assert_eq!(ms(retry_after, 429, "x-other: 1"), TOO_MANY);
+        assert_eq!(ms(retry_after, 429, "retry-after: 0"), TOO_MANY);
+        assert_eq!(ms(retry_after, 503, "x-other: 1"), TOO_MANY);
+        assert_eq!(ms(retry_after, 500, "x-other: 1"), None);
         assert_eq!(ms(retry_after, 429, "retry-after: 86400"), Some(86_400_000));
     }
 
@@ -151,7 +159,7 @@ mod tests {
             x-ratelimit-reset-tokens: 6m0s";
         for reader in [openai as Reader, azure, groq] {
             assert_eq!(ms(reader, 429, limited), Some(1000), "that of the requests");
-            assert_eq!(ms(reader, 503, limited), None, "its own load");
+            assert_eq!(ms(reader, 503, limited), TOO_MANY, "its own load");
             assert_eq!(ms(reader, 200, limited), None, "it was served");
             let both = limited.replace("149984", "0");
             assert_eq!(ms(reader, 429, &both), Some(360_000), "the longer one");

@@ -16,6 +16,11 @@ pub const EXPECTED_WAIT: &str = "concurrency_limit.request.expected_wait";
 pub const PERMIT_DURATION: &str = "concurrency_limit.permit.duration";
 /// Gauge, in seconds, of the configured wait timeout, by `policy`.
 pub const WAIT_TIMEOUT: &str = "concurrency_limit.wait_timeout";
+/// Gauge of the limit in force of a semaphore that [finds its limit itself](crate::PolicyBuilder::adaptive), by `policy`. If
+/// several keys of a policy have no label of their own, that of the one that changed last.
+pub const ADAPTIVE_LIMIT: &str = "concurrency_limit.adaptive.limit";
+/// Counter of the decreases of such a limit, by `policy`. Each process that uses the semaphore counts each.
+pub const ADAPTIVE_DECREASES: &str = "concurrency_limit.adaptive.decreases";
 /// Counter of permits whose lease was lost, by `policy`.
 pub const PERMITS_LOST: &str = "concurrency_limit.permits.lost";
 /// Counter of permits that went from one request of this process straight to its next one, and not back to the

@@ -11,8 +11,8 @@ use metrics::{Counter, Gauge, Histogram, Label, Unit, counter, gauge, histogram}
 use tokio::time::Instant;
 
 use super::names::{
-    ACTIVE_PERMITS, EXPECTED_WAIT, PERMIT_DURATION, PERMITS_LOST, QUEUED_REQUESTS, REQUESTS,
-    TIME_IN_QUEUE, WAIT_TIMEOUT,
+    ACTIVE_PERMITS, ADAPTIVE_DECREASES, ADAPTIVE_LIMIT, EXPECTED_WAIT, PERMIT_DURATION,
+    PERMITS_LOST, QUEUED_REQUESTS, REQUESTS, TIME_IN_QUEUE, WAIT_TIMEOUT,
 };
 use super::outcome::Outcome;
 
@@ -31,6 +31,13 @@ struct Lazy {
     /// `None` if it depends on the request, which a gauge cannot show.
     wait_timeout: Option<Duration>,
     created: OnceLock<Series>,
+    /// Created only where a limit finds itself.
+    adaptive: OnceLock<Adaptive>,
+}
+
+struct Adaptive {
+    limit: Gauge,
+    decreases: Counter,
 }
 
 struct Series {
@@ -78,7 +85,8 @@ impl Meter {
         wait_timeout: Option<Duration>,
     ) -> Self {
         let policy = Arc::clone(policy);
-        Self { series: Arc::new(Lazy { policy, label, wait_timeout, created: OnceLock::new() }) }
+        let (created, adaptive) = (OnceLock::new(), OnceLock::new());
+        Self { series: Arc::new(Lazy { policy, label, wait_timeout, created, adaptive }) }
     }
 
     /// Registers its series at zero with the recorder that is installed now. Keeps no handle: if there is no recorder
@@ -132,8 +140,16 @@ impl Meter {
         self.series().lost.increment(1);
     }
 
+    /// Shows a limit that finds itself, and counts whether it was lowered.
+    pub(crate) fn on_adapted(&self, limit: u32, is_lowered: bool) {
+        let Lazy { policy, label, adaptive, .. } = &*self.series;
+        let series = adaptive.get_or_init(|| Adaptive::new(policy, label.as_ref()));
+        series.limit.set(f64::from(limit));
+        series.decreases.increment(u64::from(is_lowered));
+    }
+
     fn series(&self) -> &Series {
-        let Lazy { policy, label, wait_timeout, created } = &*self.series;
+        let Lazy { policy, label, wait_timeout, created, .. } = &*self.series;
         created.get_or_init(|| Series::new(policy, label.as_ref(), *wait_timeout))
     }
 }
@@ -148,8 +164,7 @@ impl Series {
         if let Some(wait_timeout) = wait_timeout {
             gauge!(WAIT_TIMEOUT, "policy" => Arc::clone(policy)).set(wait_timeout.as_secs_f64());
         }
-        let mut labels = vec![Label::new("policy", Arc::clone(policy))];
-        labels.extend(label.map(|(name, value)| Label::new(*name, Arc::clone(value))));
+        let labels = labels_of(policy, label);
         let requests = OUTCOMES.map(|outcome| {
             let mut labels = labels.clone();
             labels.push(Label::from_static_parts("result", outcome.as_str()));
@@ -165,6 +180,27 @@ impl Series {
             lost: counter!(PERMITS_LOST, labels),
         }
     }
+}
+
+impl Adaptive {
+    fn new(policy: &Arc<str>, label: Option<&(&'static str, Arc<str>)>) -> Self {
+        use metrics::{describe_counter, describe_gauge};
+
+        let limit = "Limit in force of semaphores that find it themselves";
+        describe_gauge!(ADAPTIVE_LIMIT, Unit::Count, limit);
+        describe_counter!(ADAPTIVE_DECREASES, Unit::Count, "Decreases of such a limit");
+        let labels = labels_of(policy, label);
+        Self {
+            limit: gauge!(ADAPTIVE_LIMIT, labels.clone()),
+            decreases: counter!(ADAPTIVE_DECREASES, labels),
+        }
+    }
+}
+
+fn labels_of(policy: &Arc<str>, label: Option<&(&'static str, Arc<str>)>) -> Vec<Label> {
+    let mut labels = vec![Label::new("policy", Arc::clone(policy))];
+    labels.extend(label.map(|(name, value)| Label::new(*name, Arc::clone(value))));
+    labels
 }
 
 fn describe() {

@@ -15,6 +15,7 @@ impl Meter {
     pub(crate) const fn on_expected_wait(&self, _: Duration) {}
     pub(crate) const fn count(&self, _: Outcome) {}
     pub(crate) const fn on_lost(&self) {}
+    pub(crate) const fn on_adapted(&self, _: u32, _: bool) {}
     pub(crate) const fn hold(&self, _: u32, _: Instant) -> Hold {
         Hold(())
     }

@@ -76,7 +76,7 @@ pub(crate) struct Counts {
     has_quarantine: AtomicBool,
     /// When a refused call was last logged.
     refusal_logged: Mutex<Option<Instant>>,
-    /// Since when lines about pauses are counted, and how many there were.
+    /// Since when lines about pauses and adaptive limits are counted, and how many there were.
     pauses_logged: Mutex<(Option<Instant>, u32)>,
     /// Rejected requests and lost permits of each semaphore.
     pub(crate) tallies: Tallies,
@@ -94,7 +94,8 @@ struct LossLog {
 const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about refused calls.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// The most log lines at `INFO` about pauses until a time, and in how long. Upstreams can pause thousands of names.
+/// The most log lines at `INFO` about pauses until a time and adaptive limits, and in how long. Upstreams can pause
+/// thousands of names.
 const PAUSE_LOG_MAX: (u32, Duration) = (10, Duration::from_secs(1));
 
 impl Counts {
@@ -167,7 +168,7 @@ impl Counts {
         tracing::warn!(target: "tower_semaphore", semaphore, %error, "the backend refused a call");
     }
 
-    /// Returns whether a line about a pause may be logged at `INFO`, and counts it.
+    /// Returns whether a line about a pause or an adaptive limit may be logged at `INFO`, and counts it.
     pub(crate) fn may_log_pause(&self) -> bool {
         let now = Instant::now();
         let mut logged = lock(&self.pauses_logged);

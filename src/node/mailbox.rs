@@ -10,7 +10,7 @@ use super::peers::{PeerAnswer, process};
 use super::tallies::Tally;
 use crate::backend::{Mailbox, PeerMessage};
 use crate::protocol::session::Session;
-use crate::protocol::{Hint, Tenant, Time};
+use crate::protocol::{Adapted, Hint, Tenant, Time};
 
 impl Mailbox for Node {
     fn hint(&self, name: &str, hint: Hint) {
@@ -36,6 +36,10 @@ impl Mailbox for Node {
             self.overrides.on_announced();
             self.ask_keeper();
         }
+    }
+
+    fn adapted(&self, name: &str, adapted: Adapted) {
+        self.on_adapted(name, adapted);
     }
 
     fn message(&self, name: &str, message: PeerMessage) {

@@ -13,8 +13,8 @@ use super::timers::Timer;
 use crate::backend::Counter;
 use crate::error::BackendError;
 use crate::metrics::requests::Meter;
-use crate::protocol::Time;
 use crate::protocol::session::{Event, Session, Urgency};
+use crate::protocol::{Adaptive, Time};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::tenants::TenantNames;
 
@@ -52,6 +52,8 @@ pub(crate) struct SessionState {
     pub(crate) tenants: TenantNames,
     /// The number of tenants that waited, as the metrics show it.
     lines: usize,
+    /// The meter that shows the limit, if that finds itself.
+    pub(crate) adaptive_meter: Option<Meter>,
 }
 
 /// The classes of an outbox that a session is in.
@@ -134,6 +136,7 @@ impl SharedSession {
             is_new_here: false,
             tenants: TenantNames::default(),
             lines: 0,
+            adaptive_meter: None,
         };
         Self { name, key, counter, state: Mutex::new(state) }
     }
@@ -175,6 +178,16 @@ impl SessionState {
         {
             queued.keep_alive = true;
             server.outbox.push(Arc::clone(shared), Urgency::Before(at));
+        }
+    }
+
+    /// From now on requests come whose limit finds itself within this range, or does not. This meter shows it.
+    #[cold]
+    pub(crate) fn adapt_within(&mut self, range: Option<Adaptive>, meter: &Meter, now: Time) {
+        self.session.handle_adaptive(range, now);
+        self.adaptive_meter = range.map(|_| meter.clone());
+        if let Some(limit) = self.session.adapted_limit() {
+            meter.on_adapted(limit, false);
         }
     }
 

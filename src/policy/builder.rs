@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Limit, OnUnavailable, Policy};
 use crate::error::ConfigError;
-use crate::protocol::{BoundRate, Rate};
+use crate::protocol::{Adaptive, BoundRate, Rate};
 
 /// Builds a [`Policy`].
 #[derive(Clone, Debug)]
@@ -341,6 +341,57 @@ impl PolicyBuilder {
     pub const fn smooth(mut self) -> Self {
         self.is_smooth = true;
         self
+    }
+
+    /// Lets the limit find itself within a range, by the refusals of the upstream: see [`Permit::feedback`]. Use it where
+    /// nobody knows how many requests the upstream takes at a time, or where that changes. The limit of the policy must be
+    /// the maximum, with which it begins.
+    ///
+    /// It is one number for the whole fleet. A burst of refusals lowers it once by a tenth, from what was in flight if that
+    /// is known to be less: a refusal counts if its request went on after the last decrease was known. While requests wait
+    /// for it, it grows by one in each [interval](Adaptive::grow_every). Nobody leads: the backend keeps the number, each
+    /// process that sees a refusal asks for the decrease, and the first one whose requests wait asks for growth. Nothing is
+    /// asked for it where permits are taken or given back. A limit that an operator
+    /// [sets](crate::Semaphore::set_limit) is in force instead, and as long as it is, the number stays as it is.
+    ///
+    /// A number that did not change for ten minutes is forgotten, so nothing stays behind, and the limit is the maximum
+    /// again; so it is after a loss of the backend's data. A message that is lost costs a second. The backend keeps up to
+    /// 1,000 numbers; further names have the maximum.
+    ///
+    /// A request with a [cost](crate::Ask::cost) above the minimum is rejected with
+    /// [`RejectReason::CostTooHigh`](crate::RejectReason::CostTooHigh).
+    ///
+    /// # Why not by latency
+    ///
+    /// A slow response is no refusal: an LLM takes as long as its answer, a database as long as its query. Limits that
+    /// follow the latency shrink for every slow response, and grow to their maximum where an upstream that is overloaded
+    /// fails fast, or always times out after the same time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Adaptive, Feedback, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = Policy::builder(100).adaptive(Adaptive::between(5, 100)).build()?;
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("search", &policy).await?;
+    /// // The upstream answered 503.
+    /// permit.feedback(Feedback::TooMany);
+    /// assert!(semaphore.inspect("search").await?.limit.is_some_and(|limit| limit < 100));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// [`Permit::feedback`]: crate::Permit::feedback
+    pub const fn adaptive(mut self, range: Adaptive) -> Self {
+        self.policy.adaptive = Some(range);
+        self
+    }
+
+    /// Returns the range in which the limit finds itself, if it does.
+    pub(crate) const fn range(&self) -> Option<Adaptive> {
+        self.policy.adaptive
     }
 
     /// Sets the limit, in place of that with which the builder was made.

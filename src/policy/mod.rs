@@ -1,5 +1,6 @@
 //! The settings of a semaphore, validated when they are built.
 
+mod adaptive;
 mod builder;
 
 use std::time::Duration;
@@ -7,9 +8,9 @@ use std::time::Duration;
 pub use self::builder::PolicyBuilder;
 pub(crate) use self::builder::rate_in_place;
 use crate::error::ConfigError;
-use crate::protocol::Rate;
 #[doc(inline)]
 pub use crate::protocol::session::OnUnavailable;
+use crate::protocol::{Adaptive, Rate};
 
 /// How long a request waits for the backend's first answer, and for an acknowledgement.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -55,6 +56,7 @@ impl From<u32> for Limit {
 pub struct Policy {
     pub(crate) limit: Limit,
     pub(crate) rate: Option<Rate>,
+    pub(crate) adaptive: Option<Adaptive>,
     pub(crate) wait_timeout: Duration,
     pub(crate) lease: Duration,
     pub(crate) max_queue: u32,
@@ -103,6 +105,7 @@ impl Policy {
         Self {
             limit: limit.into(),
             rate: None,
+            adaptive: None,
             wait_timeout: Self::DEFAULT_WAIT_TIMEOUT,
             lease: Self::DEFAULT_LEASE,
             max_queue: Self::DEFAULT_MAX_QUEUE,
@@ -151,7 +154,8 @@ impl Policy {
         u32::try_from(self.wait_timeout.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
     }
 
-    /// Returns the policy with another limit.
+    /// Returns the policy with another limit, which does not [find itself](PolicyBuilder::adaptive) if it is not the maximum
+    /// of that.
     ///
     /// # Examples
     ///
@@ -165,6 +169,7 @@ impl Policy {
     #[must_use]
     pub fn with_limit(mut self, limit: impl Into<Limit>) -> Self {
         self.limit = limit.into();
+        self.adaptive = self.adaptive.filter(|range| self.limit == Limit::Permits(range.max()));
         self
     }
 
@@ -178,6 +183,12 @@ impl Policy {
     #[must_use]
     pub const fn rate(&self) -> Option<Rate> {
         self.rate
+    }
+
+    /// Returns the range in which the limit [finds itself](PolicyBuilder::adaptive), if it does.
+    #[must_use]
+    pub const fn adaptive(&self) -> Option<Adaptive> {
+        self.adaptive
     }
 
     /// Returns how long a request may [wait](PolicyBuilder::wait_timeout) for a permit.
@@ -263,6 +274,7 @@ impl Policy {
     fn validate(&self) -> Result<(), ConfigError> {
         self.validate_times()?;
         self.validate_rate()?;
+        self.validate_adaptive()?;
         if self.reuse && (self.wait_timeout.is_zero() || self.max_queue == 0) {
             return Err(ConfigError::new(
                 "reuse is set with a wait timeout or a max queue of zero, and a request that may not wait is \

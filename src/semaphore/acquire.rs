@@ -143,7 +143,7 @@ impl Acquire {
             self.attempt.on_placed(|| place.id());
         }
         let hold = self.attempt.on_granted(by_policy, place.cost(), waited, now);
-        Ok(Permit::new(place.with_hold(hold), waited))
+        Ok(Permit::new(place.granted(hold), waited))
     }
 
     /// Waits until the place may have made progress. Once the time for that is over, the next progress is the outcome.

@@ -17,8 +17,8 @@ use std::time::Duration;
 pub use self::acquire::Acquire;
 pub(crate) use self::acquire::AcquireRequest;
 pub use self::operate::{
-    Cursor, Holder, Inspection, Listed, Page, Paused, PlaceId, ProcessUse, RateUse, TenantId,
-    TenantUse, Waiter,
+    AdaptedLimit, Cursor, Holder, Inspection, Listed, Page, Paused, PlaceId, ProcessUse, RateUse,
+    TenantId, TenantUse, Waiter,
 };
 pub use self::permit::Permit;
 use crate::ask::Ask;
@@ -338,6 +338,7 @@ impl Semaphore {
         let Some(shared) = node.sessions.get(name.into().as_str()) else { return };
         let limit = if let Limit::Permits(limit) = policy.limit { limit } else { u32::MAX };
         node.act(&shared, node.now(), |session, now| {
+            session.handle_adaptive(policy.adaptive, now);
             session.handle_policy(limit, policy.headroom, policy.rate, now);
         });
     }

@@ -316,7 +316,12 @@ impl Permit {
     /// than was asked for, at most 250 ms. A pause that ends later stays as it is, and so do the limit and the mode that
     /// an operator set. [`Semaphore::resume`](crate::Semaphore::resume) ends it.
     ///
-    /// Never blocks, and never fails: if the backend cannot be asked, the pause applies in this process until it can.
+    /// If the limit [finds itself](crate::PolicyBuilder::adaptive), [`Backoff`](Feedback::Backoff) and
+    /// [`TooMany`](Feedback::TooMany) lower it as well, unless it was lowered since this permit was granted: a pause ends, and
+    /// as many requests as before would then be refused again.
+    ///
+    /// Never blocks, and never fails: if the backend cannot be asked, the pause applies in this process until it can, and
+    /// the limit stays as it is.
     /// Does nothing for a permit to which no limit applies, or for permits [further out](Self::outer).
     ///
     /// # Examples
@@ -340,8 +345,14 @@ impl Permit {
 
     /// Like [`feedback`](Self::feedback), with the cause.
     pub(crate) fn feedback_of(&self, feedback: Feedback, cause: PauseCause) {
-        if let (Feedback::Backoff(duration), Some(place)) = (feedback, self.place()) {
-            place.pause(duration, cause);
+        let Some(place) = self.place() else { return };
+        match feedback {
+            Feedback::None => {}
+            Feedback::Backoff(duration) => {
+                place.pause(duration, cause);
+                place.lower();
+            }
+            Feedback::TooMany => place.lower(),
         }
     }
 

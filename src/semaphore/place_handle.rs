@@ -15,7 +15,7 @@ use crate::node::sessions::Remembered;
 use crate::node::shared_session::{SessionState, SharedSession};
 use crate::policy::Policy;
 use crate::protocol::session::{AcquireOptions, FurtherIn, PLACES_MAX, Progress};
-use crate::protocol::{Claim, PauseCause, PlaceId};
+use crate::protocol::{Adaptive, Claim, PauseCause, PlaceId, SentUnder};
 use crate::tasks::Tasks;
 
 /// How long permits are passed on after a reply that no other process waits.
@@ -31,6 +31,8 @@ pub(super) struct PlaceHandle {
     cost: u32,
     /// The longest pause that its request can ask for, in ms.
     max_pause_ms: u32,
+    /// If the limit finds itself: its range, and what the request was sent under.
+    adaptive: Option<Box<(Adaptive, SentUnder)>>,
     /// The number of this handle as a listener for a loss.
     listener: u32,
     hold: Hold,
@@ -82,6 +84,9 @@ impl PlaceHandle {
                 // Read under the same lock as well, for `stop_waiting`.
                 options.max_queue = None;
             }
+            if state.session.adaptive() != policy.adaptive {
+                state.adapt_within(policy.adaptive, of.meter, time);
+            }
             let Some(index) = state.session.handle_request(limit, options, time) else {
                 return Err(AcquireError::Unavailable(BackendError::call(format!(
                     "this process has {PLACES_MAX} requests in one semaphore; no more are allowed"
@@ -112,12 +117,16 @@ impl PlaceHandle {
         let (tasks, hold) = (Arc::clone(tasks), Hold::default());
         let cost = claim.map_or(1, Claim::cost);
         let max_pause_ms = policy.max_pause_ms();
-        Ok(Self { tasks, shared, index, cost, max_pause_ms, listener: 0, hold })
+        let adaptive = policy.adaptive.map(|range| Box::new((range, SentUnder::default())));
+        Ok(Self { tasks, shared, index, cost, max_pause_ms, adaptive, listener: 0, hold })
     }
 
-    /// Sets the measurement of the permit, once that is granted.
-    pub(super) fn with_hold(mut self, hold: Hold) -> Self {
+    /// Its request has its permit and goes on. Sets the measurement of the permit.
+    pub(super) fn granted(mut self, hold: Hold) -> Self {
         self.hold = hold;
+        if let Some(adaptive) = &mut self.adaptive {
+            adaptive.1 = self.shared.lock().session.sent_under();
+        }
         self
     }
 
@@ -271,6 +280,13 @@ impl PlaceHandle {
         }
     }
 
+    /// The upstream refused its request: asks for a lower limit, if the limit finds itself.
+    pub(super) fn lower(&self) {
+        if let Some((range, sent)) = self.adaptive.as_deref() {
+            self.node().lower(self.shared.name(), *range, *sent);
+        }
+    }
+
     /// Returns whether there are other handles on the place.
     pub(super) fn is_shared(&self) -> bool {
         self.shared.lock().is_shared(self.index)
@@ -312,7 +328,8 @@ impl Clone for PlaceHandle {
         let listener = self.shared.lock().share(self.index);
         let (tasks, shared) = (Arc::clone(&self.tasks), Arc::clone(&self.shared));
         let Self { index, cost, max_pause_ms, .. } = *self;
-        Self { tasks, shared, index, cost, max_pause_ms, listener, hold: self.hold.clone() }
+        let (adaptive, hold) = (self.adaptive.clone(), self.hold.clone());
+        Self { tasks, shared, index, cost, max_pause_ms, adaptive, listener, hold }
     }
 }
 

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::Tasks;
 use super::rounds::Round;
 use crate::node::Node;
+use crate::node::overrides::adapting::LimitBefore;
 use crate::node::sessions::SESSIONS_AT_A_TIME;
 use crate::protocol::Time;
 
@@ -61,13 +62,18 @@ pub(crate) async fn handle_due(node: &Node) -> Option<Time> {
             };
             let mut state = shared.lock();
             state.on_timer(timer);
-            let before = state.session.paused_until();
+            let (paused, limit) = (state.session.paused_until(), LimitBefore::of(&state));
             if state.session.poll_timeout().is_some_and(|timeout| timeout <= now) {
                 state.session.handle_timeout(now);
             }
-            let after = state.session.paused_until();
+            let (paused_after, limit) = (state.session.paused_until(), limit.changed(&state));
+            let grows = state.session.poll_growth();
             node.finish(&shared, state, now, None);
-            node.log_pause(shared.name(), before, after);
+            node.log_pause(shared.name(), paused, paused_after);
+            node.tell_limit(&shared, limit);
+            if let Some(range) = grows {
+                node.raise(shared.name(), range);
+            }
         }
         tokio::task::yield_now().await;
     }

@@ -155,6 +155,7 @@ fn no_number_becomes_text_inaccurately() {
         "inspect: local latest, left = (now + 1e6) / -1e6, '(' .. string.format('%.17g', (window - now) / 1e6)",
         "override: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
         "pause: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
+        "adapt: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
         "revoke: redis.call('ZREM', key, id, queued .. id)",
     ];
     assert_eq!(joins, known, "look at each new one, then list it here");
@@ -173,11 +174,15 @@ fn calls(text: &str) -> Vec<(String, String)> {
 
 #[test]
 fn only_the_keys_that_are_passed_are_touched() {
-    let (reads_two, text) = SCRIPTS[5];
-    assert_eq!(reads_two, "overrides");
-    assert!(code(text).trim_start().starts_with("local key, pauses = KEYS[1], KEYS[2]\n"));
-    assert_eq!(code(text).matches("KEYS").count(), 2);
-    for (name, text) in SCRIPTS.into_iter().filter(|(name, _)| *name != reads_two) {
+    let (reads_three, text) = SCRIPTS[5];
+    assert_eq!(reads_three, "overrides");
+    assert!(
+        code(text)
+            .trim_start()
+            .starts_with("local key, pauses, adaptive = KEYS[1], KEYS[2], KEYS[3]\n")
+    );
+    assert_eq!(code(text).matches("KEYS").count(), 3);
+    for (name, text) in SCRIPTS.into_iter().filter(|(name, _)| *name != reads_three) {
         let code = code(text);
         assert!(
             code.trim_start().starts_with("local key") && code.contains(" = KEYS[1]"),
@@ -192,7 +197,8 @@ fn only_the_keys_that_are_passed_are_touched() {
     }
     for (name, text) in PIECES.into_iter().chain(SCRIPTS) {
         // Only a message may fail.
-        let pcalls = usize::from(["promote", "recall", "override", "pause"].contains(&name));
+        let pcalls =
+            usize::from(["promote", "recall", "override", "pause", "adapt"].contains(&name));
         assert_eq!(code(text).matches("pcall").count(), pcalls, "{name}");
         assert_eq!(code(text).matches("redis.pcall('PUBLISH', channel,").count(), pcalls, "{name}");
         assert!(!code(text).contains("redis.call ("), "{name}");
@@ -200,7 +206,8 @@ fn only_the_keys_that_are_passed_are_touched() {
             let expected = match &*command {
                 "TIME" => "",
                 "PUBLISH" => "channel",
-                _ if name == reads_two && first == "pauses" => "pauses",
+                _ if name == reads_three && first == "pauses" => "pauses",
+                _ if name == reads_three && first == "adaptive" => "adaptive",
                 _ => "key",
             };
             assert_eq!(first, expected, "{name}: {command}");

@@ -4,6 +4,9 @@
 #![allow(clippy::print_stdout, reason = "figures, seen with --nocapture")]
 #![allow(clippy::async_yields_async, reason = "a task is made now and awaited later")]
 
+#[cfg(feature = "redis")]
+mod adapt_script;
+mod adaptive;
 #[cfg(all(feature = "admin", feature = "redis"))]
 mod admin;
 #[cfg(all(feature = "admin", feature = "redis"))]

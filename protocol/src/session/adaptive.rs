@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Session;
 use crate::adaptive::{Adapted, Adaptive, SentUnder};
+use crate::call::Op;
 use crate::ledger::Usage;
 use crate::time::Time;
 
@@ -29,7 +30,7 @@ pub(super) struct Adapting {
     /// Growth is not asked for before this.
     not_before: Time,
     is_growth_due: bool,
-    /// The permits in use, if the last reply to an acquire said that.
+    /// The permits in use, if the last reply that could say so did: none does while permits are free.
     in_use: Option<u32>,
 }
 
@@ -51,10 +52,10 @@ impl Adapting {
         (range.clamp(known.adapted.limit) < range.max()).then_some(at.max(self.not_before))
     }
 
-    /// A reply to an acquire came.
+    /// A reply came.
     #[inline]
-    pub(super) fn handle_usage(&mut self, usage: Option<Usage>) {
-        if self.range.is_some() {
+    pub(super) fn handle_usage(&mut self, op: &Op, usage: Option<Usage>) {
+        if self.range.is_some() && (usage.is_some() || matches!(op, Op::Acquire { .. })) {
             self.in_use = usage.map(|usage| u32::try_from(usage.in_use).unwrap_or(u32::MAX));
         }
     }
@@ -98,11 +99,14 @@ impl Session {
         Some(self.adapting.number().unwrap_or_else(|| range.max()))
     }
 
-    /// What a request is sent under that goes on now.
+    /// What a request is sent under that goes on now. While more permits are in use than the number, it was granted by a
+    /// call that did not know of the last decrease, and belongs to what was sent before.
     #[must_use]
     pub fn sent_under(&self) -> SentUnder {
-        let version = self.adapting.known.map_or(0, |known| known.adapted.changed);
-        SentUnder { version, in_use: self.adapting.in_use.unwrap_or(u32::MAX) }
+        let Adapting { known, in_use, .. } = self.adapting;
+        let is_over = self.adapting.number().is_some_and(|number| in_use > Some(number));
+        let version = known.filter(|_| !is_over).map_or(0, |known| known.adapted.changed);
+        SentUnder { version, in_use: in_use.unwrap_or(u32::MAX) }
     }
 
     /// Whether to ask for growth now; once for each time.
@@ -119,11 +123,12 @@ impl Session {
         if self.adapting.known.is_some_and(|known| known.ends <= now) {
             self.handle_adapted(None, now);
         }
-        if self.adapting.grows_at().is_some_and(|at| at <= now) && self.waits_for_number() {
-            self.adapting.is_growth_due = true;
-            // Another process may ask, or the request may be lost.
+        if self.counts.has_waiting() && self.adapting.grows_at().is_some_and(|at| at <= now) {
             let interval = self.adapting.range.map_or(Duration::ZERO, Adaptive::interval);
-            self.adapting.not_before = now + interval;
+            self.adapting.is_growth_due = self.waits_for_number();
+            // Another process may ask, or the request may be lost; or a permit was free for a moment.
+            let pause = if self.adapting.is_growth_due { interval } else { interval / 8 };
+            self.adapting.not_before = now + pause;
         }
         self.want_growth(now);
     }
@@ -140,7 +145,7 @@ impl Session {
     /// tenant's cap alone: a limit that is not used up tells nothing by growing.
     fn waits_for_number(&self) -> bool {
         let Some(number) = self.adapting.number() else { return false };
-        if !self.counts.has_waiting() || self.is_outage() || self.limits.in_force() != number {
+        if self.is_outage() || self.limits.in_force() != number {
             return false;
         }
         let in_use = self.seen.map_or(0, |seen| seen.in_use);

@@ -44,13 +44,13 @@ impl Session {
         if let Op::Acquire { leaving, .. } = op {
             self.end_releases(leaving);
         }
+        self.adapting.handle_usage(op, reply.usage);
         if reply.usage.is_some() {
             self.seen = reply.usage;
             self.movement.handle_length();
         }
         match op {
             Op::Acquire { ids, .. } => {
-                self.adapting.handle_usage(reply.usage);
                 let is_full = reply.usage.is_some()
                     && reply.statuses.iter().any(|status| *status != PlaceStatus::Held);
                 if is_full {

@@ -132,12 +132,13 @@ impl Queries for RedisConnection {
         if self.member.is_none() {
             return together;
         }
-        let [set, pauses] = queries::overrides_apart(key).map(|query| self.query(query));
+        let [set, pauses, adaptive] = queries::overrides_apart(key).map(|query| self.query(query));
         async move {
             match together.await {
-                // Perhaps a node has one of the two keys, and the other one is where their slot migrates to.
+                // Perhaps a node has some of the keys, and the others are where their slot migrates to.
                 Err(QueryError::Moved) => {
-                    Ok(Some(queries::put_together(set.await?, pauses.await?)))
+                    let (set, pauses, adaptive) = (set.await?, pauses.await?, adaptive.await?);
+                    Ok(Some(queries::put_together(set, pauses, adaptive)))
                 }
                 answer => answer,
             }

@@ -9,8 +9,8 @@ use crate::protocol::NodeId;
 const PREFIX_MAX: usize = 40;
 
 /// Keys and channels: `<prefix>:{<name>}` is a semaphore, `<prefix>:@<node>` a node's mailbox;
-/// `<prefix>:{!overrides}` has the overrides, `<prefix>:{!overrides}:pauses` the pauses until a time, and
-/// `<prefix>:@overrides` announces their changes.
+/// `<prefix>:{!overrides}` has the overrides, `<prefix>:{!overrides}:pauses` the pauses until a time,
+/// `<prefix>:{!overrides}:adaptive` the adaptive limits, and `<prefix>:@overrides` announces their changes.
 ///
 /// Names are [encoded](crate::Name), so that nothing in them reaches this syntax. With the longest prefix and the
 /// longest name, a key has 171 bytes.

@@ -1,7 +1,7 @@
 //! Messages to a process: hints, changes of overrides, and peer messages.
 
 use crate::backend::PeerMessage;
-use crate::protocol::{Hint, Numbered, PlaceId};
+use crate::protocol::{Adapted, Hint, Numbered, PlaceId};
 
 /// Parses hints: `<key> <n> <lease_end> ...`, where `<n>` includes bound and claim of the place.
 pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)> {
@@ -12,6 +12,13 @@ pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)
         Some(Hint { n, bound, claim, lease_end: words.next()?.parse().ok()? })
     });
     Some((key, pairs))
+}
+
+/// Parses the message of `lua/adapt.lua`: `<key> <name> <limit> <lowered> <changed>`.
+pub(super) fn adapted(message: &[u8]) -> Option<(&str, Adapted)> {
+    let (_, text) = std::str::from_utf8(message).ok()?.split_once(' ')?;
+    let (name, record) = text.split_once(' ')?;
+    Some((name, Adapted::parse(record, u64::MAX)?))
 }
 
 /// Parses a message from another process: `<key> <message>`.

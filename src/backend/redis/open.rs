@@ -195,7 +195,10 @@ fn deliver(
             && member.as_ref().is_none_or(|member| member.is_master_of(key))
         {
             if name == OVERRIDES {
-                mailbox.overridden();
+                match messages::adapted(message) {
+                    Some((name, adapted)) => mailbox.adapted(name, adapted),
+                    None => mailbox.overridden(),
+                }
                 return Ok(());
             }
             if let Some(message) = messages::peer_message(message) {

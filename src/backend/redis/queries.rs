@@ -8,7 +8,9 @@ use super::scripts::{self, By};
 use super::values::{listing, number, pairs, unexpected};
 use crate::backend::{Change, Listing, Names, Overrides, PeerMessage};
 use crate::error::BackendError;
-use crate::protocol::{BoundRate, NodeId, Override, Pause, PlaceId, Rate};
+use crate::protocol::{
+    Adapted, Adaptive, Adjustment, BoundRate, NodeId, Override, Pause, PlaceId, Rate, SentUnder,
+};
 
 /// The command of a query, and the decoder of its reply.
 pub(super) struct QueryCommand<T> {
@@ -74,19 +76,26 @@ fn pauses(overrides: &str) -> String {
     format!("{overrides}:pauses")
 }
 
+/// Returns the key of the adaptive limits, in the same slot.
+fn adaptive(overrides: &str) -> String {
+    format!("{overrides}:adaptive")
+}
+
 pub(super) fn overrides(key: &Arc<str>, known: u64) -> QueryCommand<Option<Overrides>> {
-    let (key, pauses) = (Arc::clone(key), pauses(key));
+    let (key, pauses, adaptive) = (Arc::clone(key), pauses(key), adaptive(key));
     QueryCommand::new(
         move |by| {
-            scripts::call_with(&scripts::OVERRIDES, by, [&key, &pauses], 1, 20).arg(known).take()
+            let keys = [&*key, &pauses, &adaptive];
+            scripts::call_with(&scripts::OVERRIDES, by, keys, 1, 20).arg(known).take()
         },
         |value| match value {
             Value::Int(1) => Some(None),
             Value::Array(reply) => match &**reply {
-                [now, Value::Array(set), Value::Array(pauses)] => {
+                [now, Value::Array(set), Value::Array(pauses), Value::Array(adapted)] => {
                     let mut read = Overrides { now: number(now)?, ..Overrides::default() };
                     read_overrides(&mut read, set);
                     read_pauses(&mut read, pauses);
+                    read_adapted(&mut read, adapted);
                     Some(Some(read))
                 }
                 _ => None,
@@ -96,29 +105,44 @@ pub(super) fn overrides(key: &Arc<str>, known: u64) -> QueryCommand<Option<Overr
     )
 }
 
-/// Reads the overrides alone, and the pauses alone: while their slot migrates, no node may have both.
-pub(super) fn overrides_apart(key: &Arc<str>) -> [QueryCommand<Overrides>; 2] {
+/// Reads each of the overrides, the pauses and the adaptive limits alone: while their slot migrates, no node may have
+/// all.
+pub(super) fn overrides_apart(key: &Arc<str>) -> [QueryCommand<Overrides>; 3] {
     let alone = |key: Arc<str>, fields: fn(&mut Overrides, &[Value])| {
         let command = move |by| scripts::call(&scripts::OVERRIDES, by, &key, 1, 1).arg("-").take();
         QueryCommand::new(command, move |value| {
             let Value::Array(reply) = value else { return None };
-            let [now, Value::Array(items), _] = &**reply else { return None };
+            let [now, Value::Array(items), ..] = &**reply else { return None };
             let mut read = Overrides { now: number(now)?, ..Overrides::default() };
             fields(&mut read, items);
             Some(read)
         })
     };
-    [alone(Arc::clone(key), read_overrides), alone(pauses(key).into(), read_pauses)]
+    [
+        alone(Arc::clone(key), read_overrides),
+        alone(pauses(key).into(), read_pauses),
+        alone(adaptive(key).into(), read_adapted),
+    ]
 }
 
-/// Puts together what was read apart. The time is that of the pauses, whose ends are compared with it.
-pub(super) fn put_together(set: Overrides, pauses: Overrides) -> Overrides {
-    let version = set.version.saturating_add(pauses.pauses_version);
-    Overrides { version, names: set.names, rates: set.rates, revoked: set.revoked, ..pauses }
+/// Puts together what was read apart. The time is the earliest, so that nothing ends too early.
+pub(super) fn put_together(set: Overrides, pauses: Overrides, adaptive: Overrides) -> Overrides {
+    let versions = [set.version, pauses.version, adaptive.version];
+    Overrides {
+        version: versions.into_iter().fold(0, u64::saturating_add),
+        pauses_version: pauses.pauses_version,
+        adapted_version: adaptive.adapted_version,
+        now: pauses.now.min(adaptive.now),
+        pauses: pauses.pauses,
+        resumed: pauses.resumed,
+        adapted: adaptive.adapted,
+        ..set
+    }
 }
 
 pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> QueryCommand<()> {
-    let (key, name, pauses) = (Arc::clone(key), Arc::clone(name), pauses(key));
+    let (pauses, adaptive) = (pauses(key), adaptive(key));
+    let (key, name) = (Arc::clone(key), Arc::clone(name));
     QueryCommand::new(
         move |by| match &change {
             Change::Resume => pause(by, &pauses, &name, [0; 3], ""),
@@ -126,6 +150,7 @@ pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> Q
                 let why = format!("{process} {cause}");
                 pause(by, &pauses, &name, [*pause_ms, *slack_ms, *seen], &why)
             }
+            Change::Adapt { range, adjustment } => adapt(by, &adaptive, &name, *range, *adjustment),
             Change::Rate(_) => override_of(by, &key, &format!("{name}{RATE_FIELD}"), &change),
             _ => override_of(by, &key, &name, &change),
         },
@@ -137,6 +162,18 @@ pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> Q
 fn pause(by: By, key: &str, name: &str, times: [u64; 3], why: &str) -> Cmd {
     let mut command = scripts::call(&scripts::PAUSE, by, key, 6, 200 + name.len());
     command.arg(name).arg(&times).arg(why).arg(Overrides::PAUSES_MOST).take()
+}
+
+/// Calls `lua/adapt.lua`.
+fn adapt(by: By, key: &str, name: &str, range: Adaptive, adjustment: Adjustment) -> Cmd {
+    let mut command = scripts::call(&scripts::ADAPT, by, key, 7, 80 + name.len());
+    command.arg(name);
+    match adjustment {
+        Adjustment::Lower(SentUnder { version, in_use }) => command.arg(version).arg(in_use),
+        Adjustment::Raise => command.arg("").arg(""),
+    };
+    let interval_ms = u64::try_from(range.interval().as_millis()).unwrap_or(u64::MAX);
+    command.arg(range.min()).arg(range.max()).arg(interval_ms).arg(Overrides::ADAPTED_MOST).take()
 }
 
 /// Ends the field that keeps the rate of a name. It is no tenant's: see [`limit_field`](crate::tenants::limit_field). A
@@ -155,9 +192,11 @@ fn override_of(by: By, key: &str, name: &str, change: &Change) -> Cmd {
         Change::Revoked { id, keep_ms, .. } => {
             command.arg(&["=", "="]).arg(id.text().as_bytes()).arg(keep_ms)
         }
-        Change::Limit(None) | Change::Rate(None) | Change::Resume | Change::Pause { .. } => {
-            command.arg(&["-", "=", "", "0"])
-        }
+        Change::Limit(None)
+        | Change::Rate(None)
+        | Change::Resume
+        | Change::Pause { .. }
+        | Change::Adapt { .. } => command.arg(&["-", "=", "", "0"]),
     };
     command.arg(Overrides::MOST).arg(u8::from(change.is_told())).take()
 }
@@ -233,6 +272,19 @@ fn read_pauses(read: &mut Overrides, items: &[Value]) {
             }
         }
     }
+}
+
+/// Decodes the hash of the adaptive limits, like the others.
+fn read_adapted(read: &mut Overrides, items: &[Value]) {
+    let version =
+        texts(items).find(|(field, _)| *field == "@").and_then(|(_, text)| text.parse().ok());
+    read.adapted_version = version.unwrap_or_default();
+    read.version = read.version.saturating_add(read.adapted_version);
+    let records = texts(items).filter_map(|(field, value)| {
+        let adapted = Adapted::parse(value, read.adapted_version)?;
+        Some((field.into(), adapted)).filter(|_| field != "@")
+    });
+    read.adapted = records.collect();
 }
 
 /// The fields and values that are text.

@@ -66,10 +66,12 @@ pub(super) static INSPECT: LazyLock<Lua> = lua!("inspect.lua");
 pub(super) static OVERRIDES: LazyLock<Lua> = lua!("overrides.lua");
 pub(super) static OVERRIDE: LazyLock<Lua> = lua!("override.lua");
 pub(super) static PAUSE: LazyLock<Lua> = lua!("pause.lua");
+pub(super) static ADAPT: LazyLock<Lua> = lua!("adapt.lua");
 pub(super) static REVOKE: LazyLock<Lua> = lua!("revoke.lua");
 
-static ALL: [&LazyLock<Lua>; 9] =
-    [&ACQUIRE, &RELEASE, &RENEW, &REASSERT, &INSPECT, &OVERRIDES, &OVERRIDE, &PAUSE, &REVOKE];
+static ALL: [&LazyLock<Lua>; 10] = [
+    &ACQUIRE, &RELEASE, &RENEW, &REASSERT, &INSPECT, &OVERRIDES, &OVERRIDE, &PAUSE, &ADAPT, &REVOKE,
+];
 
 /// Loads all scripts, so that none has to be sent a second time: it would be executed behind calls that were sent after
 /// it.

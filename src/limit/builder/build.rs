@@ -39,7 +39,7 @@ impl ConcurrencyLimitBuilder {
     pub fn build(mut self) -> Result<ConcurrencyLimitLayer, ConfigError> {
         self.validate()?;
         let (key, extractor) = self.take_key()?;
-        let Some(limit) = self.limit.take()? else {
+        let Some(limit) = self.take_limit()? else {
             return Err(ConfigError::new(
                 "limit is not set; expected a number of permits, `Limit::Unlimited`, or a closure",
             ));
@@ -48,7 +48,10 @@ impl ConcurrencyLimitBuilder {
             LimitSource::Fixed(limit) => Some(limit),
             _ => None,
         };
-        let policy = self.policy.clone().limit(fixed.unwrap_or(Limit::Unlimited)).build()?;
+        // Of those that a function returns, the maximum finds itself.
+        let usual =
+            self.policy.range().map_or(Limit::Unlimited, |range| Limit::Permits(range.max()));
+        let policy = self.policy.clone().limit(fixed.unwrap_or(usual)).build()?;
         self.complete_fair(fixed, policy.rate.is_some())?;
         if self.config.on_response.is_some()
             && fixed == Some(Limit::Unlimited)
@@ -113,6 +116,13 @@ impl ConcurrencyLimitBuilder {
                 "on_missing_key is set without a key that could be missing; set key, too",
             )),
         }
+    }
+
+    /// The source of the limit; one that finds itself begins at its maximum.
+    fn take_limit(&mut self) -> Result<Option<LimitSource>, ConfigError> {
+        let range = self.policy.range();
+        let maximum = range.map(|range| LimitSource::Fixed(Limit::Permits(range.max())));
+        Ok(self.limit.take()?.or(maximum))
     }
 
     /// Completes how tenants share a key, whose limit may be `fixed`, and checks that.

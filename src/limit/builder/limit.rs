@@ -11,6 +11,7 @@ use crate::limit::cached::CachedLimit;
 use crate::limit::settings::LimitSource;
 use crate::name::Name;
 use crate::policy::Limit;
+use crate::protocol::Adaptive;
 
 /// # Limits
 impl ConcurrencyLimitBuilder {
@@ -72,6 +73,27 @@ impl ConcurrencyLimitBuilder {
     /// ```
     pub fn smooth(mut self) -> Self {
         self.policy = self.policy.smooth();
+        self
+    }
+
+    /// Lets the limit of each key find itself within a range, by the refusals of the inner service: see
+    /// [`PolicyBuilder::adaptive`](crate::PolicyBuilder::adaptive). [`on_response`](Self::on_response) says which responses
+    /// are refusals. [`limit`](Self::limit) need not be set; if it is, it must be the maximum. Of the limits that a function
+    /// returns, the maximum finds itself, and others stay as they are.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use tower_semaphore::{Adaptive, feedback};
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "search")
+    ///     .adaptive(Adaptive::between(5, 100))
+    ///     .on_response(feedback::retry_after)
+    ///     .build()
+    /// # }
+    /// ```
+    pub const fn adaptive(mut self, range: Adaptive) -> Self {
+        self.policy = self.policy.adaptive(range);
         self
     }
 

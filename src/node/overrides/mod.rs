@@ -1,10 +1,12 @@
 //! The overrides, as this process knows them.
 //!
-//! One server keeps them, and the pauses until a time. A process reads them when a connection to that server opens,
+//! One server keeps them, the pauses until a time, and the adaptive limits. A process reads them when a connection to that server opens,
 //! when a message announces a change, and, in case a message is lost, each second in which it uses any semaphore. A
 //! reading has all of them, and upstreams can change them at any rate, so messages are answered by one reading at once,
 //! and by at most one each [`ANNOUNCED_INTERVAL`] where they come thick.
 
+pub(crate) mod adapting;
+mod adaptive;
 pub(crate) mod pauses;
 mod recording;
 pub(crate) mod refresh;
@@ -17,6 +19,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
+use self::adaptive::Adaptations;
 use self::pauses::{Pauses, Reading};
 use crate::backend::Overrides;
 use crate::error::BackendError;
@@ -39,7 +42,7 @@ pub(crate) struct OverrideCache {
     state: Mutex<Known>,
     /// Whether any tenant has an override. Usually none has, and a tenant's request then needs no lock.
     has_tenants: AtomicBool,
-    /// Whether a record of a pause is to be sent.
+    /// Whether a record is to be sent: of a pause, or of an adaptive limit.
     has_unsent: AtomicBool,
     answered: Notify,
 }
@@ -48,6 +51,7 @@ pub(crate) struct OverrideCache {
 struct Known {
     overrides: Overrides,
     pauses: Pauses,
+    adaptations: Adaptations,
     /// A question is to be asked at once.
     wanted: bool,
     /// A question is to be asked because a message announced a change, but not earlier than this.
@@ -106,12 +110,14 @@ impl OverrideCache {
 
     /// Tells a session what is known.
     pub(crate) fn apply(&self, name: &str, session: &mut Session, now: Time) {
-        let (set, paused_until) = {
+        let (set, paused_until, adapted) = {
             let state = lock(&self.state);
-            (state.overrides.of(name), state.pauses.end_of(name))
+            let adapted = state.adaptations.of(name, now);
+            (state.overrides.of(name), state.pauses.end_of(name), adapted)
         };
         session.handle_override(set, now);
         session.handle_pause(paused_until, now);
+        session.handle_adapted(adapted, now);
     }
 
     /// Returns the known override of a tenant.
@@ -158,8 +164,10 @@ impl OverrideCache {
         revoked.map(|(id, _)| *id).collect()
     }
 
+    /// Returns the version that is known as a whole. None is while a message has brought something that no reading has.
     pub(crate) fn version(&self) -> u64 {
-        lock(&self.state).overrides.version
+        let state = lock(&self.state);
+        if state.adaptations.is_unread() { u64::MAX } else { state.overrides.version }
     }
 
     pub(crate) fn want(&self) {
@@ -251,6 +259,7 @@ impl OverrideCache {
         &self,
         question: u64,
         answer: Result<Option<Overrides>, BackendError>,
+        spread: u16,
         now: Time,
     ) -> News {
         let mut state = lock(&self.state);
@@ -268,11 +277,13 @@ impl OverrideCache {
                 let has_tenants = new.names.keys().any(|name| name.contains('@'));
                 self.has_tenants.store(has_tenants, Ordering::Release);
                 let old = std::mem::replace(&mut state.overrides, new);
-                let Known { overrides: new, pauses, .. } = &mut *state;
+                let Known { overrides: new, pauses, adaptations, .. } = &mut *state;
                 let names = old.names.keys().chain(new.names.keys());
                 let names = names.chain(old.rates.keys()).chain(new.rates.keys());
                 news.names.extend(names.filter(|name| old.of(name) != new.of(name)).cloned());
-                pauses.take_in(&Reading { old: &old, new, question, now }, &mut news.names);
+                let reading = Reading { old: &old, new, question, now };
+                pauses.take_in(&reading, &mut news.names);
+                adaptations.take_in(&reading, spread, &mut news.names);
                 let revoked =
                     new.revoked.iter().filter(|(place, end)| old.revoked.get(place) != Some(end));
                 news.revoked.extend(revoked.map(|(place, _)| place.clone()));
@@ -284,7 +295,8 @@ impl OverrideCache {
             }
         }
         state.pauses.forget_ended(now);
-        self.note_unsent(&state.pauses);
+        state.adaptations.forget_ended(now);
+        self.note_unsent(&state);
         drop(state);
         if let Some(error) = failed {
             tracing::warn!(target: "tower_semaphore", %error, "the overrides cannot be read; only policies apply");
@@ -292,9 +304,10 @@ impl OverrideCache {
         news
     }
 
-    /// Call it under the lock of the state, after each change of the pauses.
-    fn note_unsent(&self, pauses: &Pauses) {
-        self.has_unsent.store(pauses.has_unsent(), Ordering::Release);
+    /// Call it under the lock of the state, after each change of what is to be sent.
+    fn note_unsent(&self, state: &Known) {
+        let has_unsent = state.pauses.has_unsent() || state.adaptations.has_unsent();
+        self.has_unsent.store(has_unsent, Ordering::Release);
     }
 
     /// Notes that the sessions have applied the answer to this question, and wakes its callers.
@@ -318,7 +331,7 @@ mod tests {
     fn ask(cache: &OverrideCache, now: Instant) {
         let (question, _) = cache.begin(now);
         assert_eq!(at(cache, now), None);
-        cache.take_in(question, Ok(None), Time::ZERO);
+        cache.take_in(question, Ok(None), 0, Time::ZERO);
         cache.set_applied(question);
     }
 
@@ -340,7 +353,7 @@ mod tests {
         // One that comes while a question is unanswered has another one.
         let (question, _) = cache.begin(later);
         cache.on_announced();
-        cache.take_in(question, Ok(None), Time::ZERO);
+        cache.take_in(question, Ok(None), 0, Time::ZERO);
         assert_eq!(at(&cache, later), Some(ANNOUNCED_INTERVAL));
         ask(&cache, later + ANNOUNCED_INTERVAL);
         cache.on_announced();

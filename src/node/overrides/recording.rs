@@ -1,4 +1,4 @@
-//! How records of pauses are sent to the server that keeps the overrides.
+//! How records of pauses and of adaptive limits are sent to the server that keeps the overrides.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -7,9 +7,9 @@ use futures_util::FutureExt;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
-use super::pauses::{Length, Outcome, Sending};
-use super::{ANNOUNCED_INTERVAL, OverrideCache};
-use crate::backend::{Connection, QueryError};
+use super::pauses::{Length, Outcome};
+use super::{ANNOUNCED_INTERVAL, OverrideCache, adaptive, pauses};
+use crate::backend::{Change, Connection, QueryError};
 use crate::node::Node;
 use crate::protocol::{PauseCause, Time};
 use crate::sync::atomic::Ordering;
@@ -35,42 +35,69 @@ impl OverrideCache {
         lock(&self.state).pauses.forget_ended(now);
     }
 
-    /// Returns whether a record of a pause is to be sent, now or later.
+    /// Returns whether a record is to be sent, now or later.
     pub(crate) fn has_unsent(&self) -> bool {
         self.has_unsent.load(Ordering::Acquire)
     }
 
     fn record_due(&self) -> Option<Time> {
-        lock(&self.state).pauses.due()
+        let state = lock(&self.state);
+        state.pauses.due().into_iter().chain(state.adaptations.due()).min()
     }
 
     fn ask(&self, name: &Arc<str>, length: Length, cause: PauseCause, now: Time) -> bool {
         let mut state = lock(&self.state);
         let seen = state.overrides.pauses_version;
         let is_new = state.pauses.ask(name, length, cause, seen, now);
-        self.note_unsent(&state.pauses);
+        self.note_unsent(&state);
         is_new
     }
 
-    fn next_record(&self, interval: Duration, now: Time) -> Option<Sending> {
+    fn next_record(&self, interval: Duration, now: Time) -> Option<Record> {
         let mut state = lock(&self.state);
-        let next = state.pauses.next(interval, now);
-        self.note_unsent(&state.pauses);
+        let pause = state.pauses.next(interval, now).map(Record::Pause);
+        let next = pause.or_else(|| state.adaptations.next(now).map(Record::Adapt));
+        self.note_unsent(&state);
         next
     }
 
-    fn on_outcome(&self, of: &Sending, outcome: Outcome, now: Time) {
+    fn on_outcome(&self, of: &Record, outcome: Outcome, now: Time) {
         let mut state = lock(&self.state);
         let question = state.asked + 1;
-        state.pauses.on_outcome(of, outcome, question, now);
-        self.note_unsent(&state.pauses);
+        match of {
+            Record::Pause(of) => state.pauses.on_outcome(of, outcome, question, now),
+            Record::Adapt(of) => state.adaptations.on_outcome(of, outcome, now),
+        }
+        self.note_unsent(&state);
+    }
+}
+
+/// A record that is sent.
+enum Record {
+    Pause(pauses::Sending),
+    Adapt(adaptive::Sending),
+}
+
+impl Record {
+    const fn name(&self) -> &Arc<str> {
+        match self {
+            Self::Pause(of) => &of.name,
+            Self::Adapt(of) => &of.name,
+        }
+    }
+
+    fn change(&self) -> Change {
+        match self {
+            Self::Pause(of) => of.change.clone(),
+            Self::Adapt(of) => of.change.clone(),
+        }
     }
 }
 
 /// A record on its way. Dropped without an answer, it is sent again.
 struct Recording {
     node: Weak<Node>,
-    record: Sending,
+    record: Record,
 }
 
 impl Recording {
@@ -86,7 +113,7 @@ impl Recording {
             && !error.is_connection()
             && let Some(node) = self.node.upgrade()
         {
-            node.counts.log_refused_call(&self.record.name, error);
+            node.counts.log_refused_call(self.record.name(), error);
         }
     }
 }
@@ -119,20 +146,23 @@ impl Node {
         if let Some(shared) = self.sessions.get(name) {
             self.apply_overrides(&shared, self.now());
         }
+        self.send_records();
         if self.embedded().is_some() {
-            self.record_now();
             self.learn_now();
-        } else {
-            self.ask_keeper();
         }
+    }
+
+    /// Has what is unsent sent.
+    pub(super) fn send_records(&self) {
+        if self.embedded().is_some() { self.record_now() } else { self.ask_keeper() }
     }
 
     /// Records what is unsent with the embedded backend. Nothing is sent for it, so nothing has to wait.
     pub(super) fn record_now(&self) {
         let Some(embedded) = self.embedded() else { return };
         while let Some(record) = self.overrides.next_record(Duration::ZERO, self.now()) {
-            let change = record.change.clone();
-            let answer = embedded.set_override(self.overrides.key(), &record.name, change);
+            let answer =
+                embedded.set_override(self.overrides.key(), record.name(), record.change());
             let outcome =
                 answer.now_or_never().map_or(Outcome::Refused, |answer| outcome_of(&Ok(answer)));
             self.overrides.on_outcome(&record, outcome, self.now());
@@ -145,17 +175,16 @@ impl Node {
         Some(Instant::now() + due.since(self.now()))
     }
 
-    /// Returns the next record of a pause, sent over a connection to the server that keeps the overrides, with the answer
+    /// Returns the next record, sent over a connection to the server that keeps the overrides, with the answer
     /// within the response timeout.
-    pub(crate) fn record_pause(
+    pub(crate) fn send_record(
         &self,
         connection: &Arc<dyn Connection>,
     ) -> Option<
         impl Future<Output = Result<Result<(), QueryError>, Elapsed>> + Send + 'static + use<>,
     > {
         let record = self.overrides.next_record(ANNOUNCED_INTERVAL, self.now())?;
-        let change = record.change.clone();
-        let answer = connection.set_override(self.overrides.key(), &record.name, change);
+        let answer = connection.set_override(self.overrides.key(), record.name(), record.change());
         let answer = timeout(self.backend().response_timeout(), answer);
         let recording = Recording { node: self.this.clone(), record };
         Some(async move {

@@ -26,6 +26,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use super::Check;
+use super::adapting::LimitBefore;
 use crate::backend::{Connection, Overrides, QueryError};
 use crate::error::BackendError;
 use crate::node::server::Reach;
@@ -154,7 +155,7 @@ impl Node {
         answer: Result<Option<Overrides>, BackendError>,
     ) -> bool {
         let now = self.now();
-        let news = self.overrides.take_in(question, answer, now);
+        let news = self.overrides.take_in(question, answer, self.spread(), now);
         for name in &news.names {
             if let Some(shared) = self.sessions.get(name) {
                 self.apply_overrides(&shared, now);
@@ -177,13 +178,14 @@ impl Node {
 
     /// Applies what is known to the session of a name.
     pub(super) fn apply_overrides(&self, shared: &Arc<SharedSession>, now: Time) {
-        let (before, after) = self.act(shared, now, |session, now| {
-            let before = session.paused_until();
-            // Read under the lock: another thread may have learned something newer.
-            self.overrides.apply(shared.name(), session, now);
-            (before, session.paused_until())
-        });
-        self.log_pause(shared.name(), before, after);
+        let mut state = shared.lock();
+        let (paused, limit) = (state.session.paused_until(), LimitBefore::of(&state));
+        // Read under the lock: another thread may have learned something newer.
+        self.overrides.apply(shared.name(), &mut state.session, now);
+        let (paused_after, limit) = (state.session.paused_until(), limit.changed(&state));
+        self.finish(shared, state, now, None);
+        self.log_pause(shared.name(), paused, paused_after);
+        self.tell_limit(shared, limit);
     }
 
     /// Ends the revocation checks of all sessions without an answer, so that an outage of the server that keeps the

@@ -24,10 +24,16 @@ const LISTED_MAX: u32 = 1000;
 const PIECES_MAX: u32 = 100;
 
 impl Node {
-    /// Returns the override of a semaphore's limit or, without one, the limit of its policy in this process.
+    /// Returns the override of a semaphore's limit; without one, the number that the limit has found, or the limit of its
+    /// policy in this process.
     pub(super) fn limit_in_force(&self, name: &str) -> Option<u32> {
         let set = self.overrides.of(name).in_place();
-        let limit = set.or_else(|| self.read_session(name, Session::policy_limit).flatten());
+        let of_session =
+            |session: &Session| session.adapted_limit().or_else(|| session.policy_limit());
+        let limit = set.or_else(|| match self.read_session(name, of_session) {
+            Some(limit) => limit,
+            None => Some(self.overrides.adapted_of(name, self.now())?.0.limit),
+        });
         // Where only a rate counts.
         limit.filter(|limit| *limit < u32::MAX)
     }

@@ -35,12 +35,16 @@ pub struct Inspection {
     pub set: Override,
     /// The pause until a time, as this process knows it: at most a second old.
     pub paused: Option<Paused>,
+    /// The limit that [found itself](crate::PolicyBuilder::adaptive), as this process knows it: at most a second old. `None`
+    /// where no limit does, or it is still the maximum.
+    pub adapted: Option<AdaptedLimit>,
     /// Whether there are more holders or waiters than are listed. If so, tenants may be missing, and the counts of
     /// others may be too low.
     pub is_cut: bool,
     /// The tenants that hold or wait, the one with the most permits in use first. Empty if no request names a tenant.
     pub tenants: Vec<TenantUse>,
-    /// The limit in force: the one that an operator set; else that of the policy in this process; else the highest
+    /// The limit in force: the one that an operator set; else the one that [found itself](Self::adapted); else that of the
+    /// policy in this process; else the highest
     /// that another process [reported](Semaphore::inspect_fleet). `None` if nothing is set, and no process that uses
     /// the semaphore was asked or answered.
     pub limit: Option<u32>,
@@ -100,6 +104,16 @@ pub struct Paused {
     pub by: String,
     /// Why it was asked for.
     pub cause: PauseCause,
+}
+
+/// A limit that [found itself](crate::PolicyBuilder::adaptive). A limit that an operator set is in force in place of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AdaptedLimit {
+    /// The limit.
+    pub limit: u32,
+    /// How long ago it changed last. Ten minutes after its last change the limit is that of the policy again.
+    pub unchanged_for: Duration,
 }
 
 /// A process that uses a semaphore, as far as its places are listed.
@@ -235,6 +249,9 @@ impl Inspection {
                 left,
                 by: by.to_string(),
                 cause,
+            }),
+            adapted: own.overrides.adapted_of(name, own.now()).map(|(adapted, since)| {
+                AdaptedLimit { limit: adapted.limit, unchanged_for: own.now().since(since) }
             }),
             is_cut,
             tenants,

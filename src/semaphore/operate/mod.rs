@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 pub use self::ids::{PlaceId, TenantId};
 pub use self::inspect::{Cursor, Listed, Page};
-pub use self::inspection::{Holder, Inspection, Paused, ProcessUse, RateUse, TenantUse, Waiter};
+pub use self::inspection::{
+    AdaptedLimit, Holder, Inspection, Paused, ProcessUse, RateUse, TenantUse, Waiter,
+};
 use super::Semaphore;
 use crate::backend::{Change, OVERRIDES};
 use crate::error::BackendError;

@@ -305,16 +305,16 @@ impl<'a> Exchange<'a> {
             self.messages.push(Box::pin(timeout(self.patience, question)));
             subtasks.wake(MESSAGES);
         }
-        let record_due = self.record_pause(subtasks);
+        let record_due = self.send_records(subtasks);
         record_due.into_iter().chain(self.ask_overrides(subtasks)).min()
     }
 
-    /// Sends the next record of a pause. Returns when the one after it is due, if that is later.
-    fn record_pause(&mut self, subtasks: &Subtasks<SUBTASKS>) -> Option<Instant> {
+    /// Sends the records that are due. Returns when the next one is, if that is later.
+    fn send_records(&mut self, subtasks: &Subtasks<SUBTASKS>) -> Option<Instant> {
         if !self.node.overrides.has_unsent() || !self.node.keeps_overrides(self.server) {
             return None;
         }
-        if let Some(recording) = self.node.record_pause(self.connection) {
+        while let Some(recording) = self.node.send_record(self.connection) {
             self.messages.push(Box::pin(recording));
             subtasks.wake(MESSAGES);
         }

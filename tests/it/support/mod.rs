@@ -37,6 +37,7 @@ pub(crate) mod tenants;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 pub(crate) mod told;
+pub(crate) mod upstream;
 #[cfg(feature = "redis")]
 pub(crate) mod wire;
 

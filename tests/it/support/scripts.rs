@@ -6,7 +6,7 @@ macro_rules! files {
     };
 }
 
-pub(crate) const SCRIPTS: [(&str, &str); 9] = files![
+pub(crate) const SCRIPTS: [(&str, &str); 10] = files![
     "acquire",
     "release",
     "renew",
@@ -15,6 +15,7 @@ pub(crate) const SCRIPTS: [(&str, &str); 9] = files![
     "overrides",
     "override",
     "pause",
+    "adapt",
     "revoke",
 ];
 

@@ -205,4 +205,6 @@ fn a_request_knows_what_it_is_sent_under() {
     learn(&mut rig, 3);
     let changed = (EPOCH_MS + rig.now_ms) * 1000;
     assert_eq!(rig.session.sent_under(), SentUnder { version: changed, in_use: 2 });
+    learn(&mut rig, 1);
+    assert_eq!(rig.session.sent_under().version, 0, "both were granted before the decrease");
 }
