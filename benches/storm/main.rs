@@ -1,10 +1,11 @@
-//! The cost of a fault for a process with very many names, in figures that have bounds.
+//! The cost of a fault for a process with very many names, and how a fleet finds its limit, in figures that have bounds.
 //!
 //! `tests/long storm` runs it. It starts its own Redis servers and processes, and ends them. It fails if a
 //! bound is broken.
 
 #![allow(clippy::print_stdout, reason = "figures are what it is for")]
 
+mod adaptive;
 mod crowd;
 mod held;
 mod lease_ends;
@@ -15,6 +16,9 @@ mod waiters;
 #[path = "../../tests/it/support/redis.rs"]
 #[allow(dead_code, reason = "the tests need more of it")]
 mod server;
+
+#[path = "../../tests/it/support/upstream.rs"]
+mod upstream;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -56,6 +60,8 @@ enum Scenario {
     LeaseEnds,
     /// After an outage, 25 processes request permits for 8,000 tenants each at once.
     Crowd,
+    /// The capacity of an upstream changes, and limits of one, three and twenty processes find that out.
+    Adaptive,
     /// A process requests permits for 80,000 tenants at once, under a policy that admits in an outage.
     Flood,
 }
@@ -118,6 +124,7 @@ fn main() -> ExitCode {
             Scenario::Waiters => waiters::waiters(&mut figures, names(100_000)),
             Scenario::LeaseEnds => lease_ends::lease_ends(&mut figures, names(9900)),
             Scenario::Crowd => crowd::crowd(&mut figures, names(8000)),
+            Scenario::Adaptive => adaptive::adaptive(&mut figures),
             Scenario::Flood => crowd::flood(&mut figures, names(80_000)),
         };
         if let Err(what) = result {

@@ -12,10 +12,11 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
+use tower_semaphore::feedback::{self, Feedback, Head};
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
 };
-use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy, PolicyBuilder, feedback};
+use tower_semaphore::{Adaptive, Ask, Limit, Name, OnUnavailable, Policy, PolicyBuilder};
 
 use super::headers::is_lookalike;
 use super::site::Site;
@@ -69,6 +70,13 @@ pub(crate) struct Rule {
     #[arg(long, value_name = "N", value_parser = limit, allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::limit")]
     limit: Option<Limit>,
+
+    /// Let the limit of each key find itself between two numbers, such as 5..100, by the refusals of the upstream:
+    /// the statuses of --pause-on, or 429 and 503. It grows by one each second, or as in 5..100/2s, while
+    /// requests wait. --limit need not be set
+    #[arg(long, value_name = "MIN..MAX", value_parser = adaptive)]
+    #[serde(deserialize_with = "file::adaptive")]
+    adaptive: Option<Adaptive>,
 
     /// Permits of one key, such as acme=20, instead of --limit; can be repeated
     #[arg(long, value_name = "KEY=N", value_parser = limit_for)]
@@ -323,7 +331,7 @@ impl Default for Rule {
 impl Rule {
     /// Checks fields against each other; an error names the field, and why.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
-        if self.limit.is_none() {
+        if self.limit.is_none() && self.adaptive.is_none() {
             return Err(("limit", "not set; expected a number, or unlimited".to_owned()));
         }
         if matches!(self.key, Key::Global) && !self.limit_for.is_empty() {
@@ -334,6 +342,7 @@ impl Rule {
         hosts("limit-for", Some(&self.key), &self.limit_for)?;
         self.check_spellings(&[])?;
         self.check_rate()?;
+        self.check_adaptive()?;
         self.check_pauses()?;
         self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
@@ -362,6 +371,14 @@ impl Rule {
         }
     }
 
+    /// Checks the range in which the limit finds itself.
+    fn check_adaptive(&self) -> Result<(), (&'static str, String)> {
+        let Some(range) = self.adaptive else { return Ok(()) };
+        let limit = self.limit.unwrap_or_else(|| Limit::Permits(range.max()));
+        let policy = Policy::builder(limit).adaptive(range).headroom(self.headroom);
+        policy.build().map(drop).map_err(|error| ("adaptive", error.to_string()))
+    }
+
     fn check_rate(&self) -> Result<(), (&'static str, String)> {
         if self.smooth && self.rate.is_none() {
             return Err(("smooth", "there is no rate to spread; set rate, too".to_owned()));
@@ -378,7 +395,8 @@ impl Rule {
             };
         }
         let mut limits = self.limit.iter().chain(self.limit_for.iter().map(|(_, limit)| limit));
-        if self.rate.is_none() && limits.all(|limit| *limit == Limit::Unlimited) {
+        let is_unlimited = self.rate.is_none() && self.adaptive.is_none();
+        if is_unlimited && limits.all(|limit| *limit == Limit::Unlimited) {
             let what =
                 "without a limit there is nothing to pause; set a limit of permits, or a rate";
             return Err(("pause-on", what.to_owned()));
@@ -447,7 +465,8 @@ impl Rule {
 
     /// Permits of this key.
     pub(crate) fn limit_of(&self, key: &Name) -> Limit {
-        of(&self.limit_for, key).or(self.limit).unwrap_or(Limit::Unlimited)
+        let maximum = self.adaptive.map(|range| Limit::Permits(range.max()));
+        of(&self.limit_for, key).or(self.limit).or(maximum).unwrap_or(Limit::Unlimited)
     }
 
     /// The name that counts the requests of this key, and what they are judged by.
@@ -456,7 +475,10 @@ impl Rule {
             if let Limit::Permits(permits) = self.limit_of(key) { permits } else { u32::MAX };
         // A limit of 0 has no room for a headroom.
         let of_limit = || self.with_rate(Policy::builder(permits));
-        let policy = of_limit().headroom(self.headroom).build().or_else(|_| of_limit().build());
+        let policy = || of_limit().headroom(self.headroom);
+        let range = self.adaptive.filter(|range| range.max() == permits);
+        let adaptive = range.and_then(|range| policy().adaptive(range).build().ok());
+        let policy = adaptive.map_or_else(|| policy().build().or_else(|_| of_limit().build()), Ok);
         (Name::new(&self.name).join(key), policy.unwrap_or_else(|_| Policy::new(permits)))
     }
 
@@ -533,9 +555,7 @@ impl Rule {
         if self.smooth {
             builder = builder.smooth();
         }
-        if let Some(Statuses(statuses)) = &self.pause_on {
-            builder = builder.on_response(feedback::retry_after_on(statuses.iter().copied()));
-        }
+        builder = self.apply_responses(builder);
         self.apply_tenants(builder)
             .max_pause(self.max_pause)
             .wait_timeout(self.wait)
@@ -571,6 +591,25 @@ impl From<Missing> for MissingKey {
 }
 
 impl Rule {
+    /// Configures what responses of the upstream pause and lower.
+    fn apply_responses(&self, mut builder: ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder {
+        if let Some(range) = self.adaptive {
+            builder = builder.adaptive(range);
+        }
+        match &self.pause_on {
+            Some(Statuses(statuses)) => {
+                builder.on_response(feedback::retry_after_on(statuses.iter().copied()))
+            }
+            None if self.adaptive.is_some() => {
+                builder.on_response(|head: Head<'_>| match head.status.as_u16() {
+                    429 | 503 => Feedback::TooMany,
+                    _ => Feedback::None,
+                })
+            }
+            None => builder,
+        }
+    }
+
     fn apply_tenants(&self, mut builder: ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder {
         builder = match &self.fair_by {
             None | Some(Key::Global) => builder,
@@ -699,6 +738,18 @@ pub(crate) fn rate(text: &str) -> Result<Starts, &'static str> {
     const ALLOWED: &str = "expected a number of requests and a time, such as 600/60s";
     let (starts, window) = text.split_once('/').ok_or(ALLOWED)?;
     Ok(Starts(starts.parse().map_err(|_| ALLOWED)?, duration(window).map_err(|_| ALLOWED)?))
+}
+
+pub(crate) fn adaptive(text: &str) -> Result<Adaptive, &'static str> {
+    const ALLOWED: &str = "expected two numbers, such as 5..100, or with a time, such as 5..100/2s";
+    let (range, interval) = match text.split_once('/') {
+        Some((range, interval)) => (range, Some(duration(interval).map_err(|_| ALLOWED)?)),
+        None => (text, None),
+    };
+    let (min, max) = range.split_once("..").ok_or(ALLOWED)?;
+    let number = |text: &str| text.parse().map_err(|_| ALLOWED);
+    let range = Adaptive::between(number(min)?, number(max)?);
+    Ok(interval.map_or(range, |interval| range.grow_every(interval)))
 }
 
 pub(crate) fn weight(text: &str) -> Result<u32, String> {

@@ -10,7 +10,7 @@ use axum::http::HeaderName;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use toml::de::{DeTable, DeValue};
-use tower_semaphore::{ConfigError, Limit, Name};
+use tower_semaphore::{Adaptive, ConfigError, Limit, Name};
 
 use super::args::{self, Key, Rule, Starts, Statuses};
 use super::peer::TrustedProxies;
@@ -363,6 +363,10 @@ pub(crate) fn cost<'de, D: Deserializer<'de>>(d: D) -> Result<Option<HeaderName>
 
 pub(crate) fn rate<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Starts>, D::Error> {
     parsed(d, args::rate).map(Some)
+}
+
+pub(crate) fn adaptive<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Adaptive>, D::Error> {
+    parsed(d, args::adaptive).map(Some)
 }
 
 pub(crate) fn pause_on<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Statuses>, D::Error> {

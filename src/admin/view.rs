@@ -13,7 +13,7 @@ use super::problem::Problem;
 use crate::name::Name;
 use crate::protocol::{Override, Rate};
 use crate::semaphore::{
-    Holder, Inspection, Listed, Page, Paused, ProcessUse, RateUse, TenantUse, Waiter,
+    AdaptedLimit, Holder, Inspection, Listed, Page, Paused, ProcessUse, RateUse, TenantUse, Waiter,
 };
 use crate::tenants::TenantOverride;
 
@@ -42,6 +42,19 @@ impl From<Rate> for RateView {
 impl From<Override> for SetView {
     fn from(set: Override) -> Self {
         Self { limit: set.limit, mode: set.mode.as_str(), rate: set.rate.map(Into::into) }
+    }
+}
+
+/// A limit that found itself.
+#[derive(Serialize)]
+struct AdaptedView {
+    limit: u32,
+    unchanged_for_ms: u64,
+}
+
+impl From<AdaptedLimit> for AdaptedView {
+    fn from(adapted: AdaptedLimit) -> Self {
+        Self { limit: adapted.limit, unchanged_for_ms: ms(adapted.unchanged_for) }
     }
 }
 
@@ -157,6 +170,7 @@ pub(super) struct InspectionView {
     rate: Option<RateUseView>,
     set: SetView,
     paused: Option<PausedView>,
+    adapted: Option<AdaptedView>,
     is_cut: bool,
     tenants: Vec<TenantView>,
     processes: Vec<ProcessView>,
@@ -274,7 +288,8 @@ impl From<Waiter> for WaiterView {
 
 /// The limit without regard to a pause, during which 0 is in force.
 pub(super) fn limit_of(seen: &Inspection) -> Option<u32> {
-    seen.set.limit.or_else(|| limit_of_policies(seen)).or(seen.last_limit)
+    let adapted = || seen.adapted.map(|adapted| adapted.limit);
+    seen.set.limit.or_else(adapted).or_else(|| limit_of_policies(seen)).or(seen.last_limit)
 }
 
 /// The limit of policies.
@@ -296,6 +311,7 @@ impl InspectionView {
             rate: seen.rate.map(Into::into),
             set: seen.set.into(),
             paused: seen.paused.map(Into::into),
+            adapted: seen.adapted.map(Into::into),
             is_cut: seen.is_cut,
             tenants: (seen.tenants.into_iter().enumerate())
                 .map(|(i, one)| TenantView::new(one, share(i)))

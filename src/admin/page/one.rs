@@ -160,6 +160,10 @@ impl One<'_> {
                     dd #limit { (or_unknown(limit)) }
                     dd.note {
                         @if seen.set.limit.is_some() { "set here, in place of policies" }
+                        @else if let Some(adapted) = seen.adapted {
+                            "found by the refusals of the upstream, changed "
+                            (seconds(adapted.unchanged_for)) " ago"
+                        }
                         @else if limit_of_policies(seen).is_some() { "of the policy" }
                         @else if limit.is_some() { "of the last request here" }
                         @else { "no process that uses it responded" }

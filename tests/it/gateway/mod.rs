@@ -1,5 +1,6 @@
 //! The gateway, byte by byte: what it accepts, what it passes on, and when it gives up.
 
+mod adaptive;
 mod config;
 mod config_secrets;
 mod connections;
