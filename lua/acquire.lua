@@ -13,7 +13,8 @@
 -- position. If it has a rate, thirteen bytes precede these: '/', then the grants in a window (3), the window in us (8),
 -- and how often that is doubled for the time for which starts are kept (1). An id without a claim never has '.' there.
 -- A place with a rate, whoever its tenant is, has these members:
---   r<n>, 2r<n> ... <cost>r<n>    score: -(seconds): it was granted then; n: its id up to its rate; see rate.lua
+--   r<n>, 2r<n> ... <cost>r<n>    score: -(seconds): it was granted then; n: its id up to its rate, from its fourth byte
+--                                 on, so that Redis needs less memory; see rate.lua
 -- A place with a tenant has these members:
 --   <id>                          score: 1e13 + the end of its lease, ms
 --   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
@@ -117,32 +118,31 @@ else
   waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
 
   -- The most frequent call: one newcomer with a claim, of one permit and class 0, while no place waits.
-  local id = ARGV[last]
-  if waiting == 0 and first == last and string.sub(id, -3) == '001' and string.byte(id, -16) == 46 then
-    local f, each = tonumber(string.sub(id, -15, -11), 36), string.sub(id, -8, -4)
+  local id, sub = ARGV[last], string.sub
+  if waiting == 0 and first == last and sub(id, -3) == '001' and string.byte(id, -16) == 46 then
+    local f, each = tonumber(sub(id, -15, -11), 36), sub(id, -8, -4)
     if units < limit and (each == '00000' or redis.call('ZCOUNT', key, f, f) < tonumber(each, 36)) then
       local at = string.find(id, '/', 13, true)
       if not at then
         if f == 0 then
           redis.call('ZADD', key, lease_end / 1000, id)
         else
-          redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)
+          redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id)
         end
         -- As in write.lua.
         if redis.call('PTTL', key) < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
         return lease_end
       end
       -- As in rate.lua, while the window has room and nothing has left it.
-      local rank = tonumber(string.sub(id, at + 1, at + 3), 36) - 1
+      local rank = tonumber(sub(id, at + 1, at + 3), 36) - 1
       if tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -33554432 then
-        local number = string.sub(id, 1, at - 1)
+        local number, started = sub(id, 4, at - 1), '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)
         if f == 0 then
-          redis.call('ZADD', key, lease_end / 1000, id, -now / 1e6, 'r' .. number)
+          redis.call('ZADD', key, lease_end / 1000, id, started, 'r' .. number)
         else
-          redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -now / 1e6, 'r' .. number)
+          redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id, started, 'r' .. number)
         end
-        local window, doublings = string.sub(id, at + 4, at + 11), string.sub(id, at + 12, at + 12)
-        local kept_ms = tonumber(window, 36) * 2 ^ tonumber(doublings, 36) / 1000
+        local kept_ms = tonumber(sub(id, at + 4, at + 11), 36) * 2 ^ tonumber(sub(id, at + 12, at + 12), 36) / 1000
         local ttl = redis.call('PTTL', key)
         if ttl < lease_ms + 1000 or ttl < kept_ms + 1 then
           redis.call('PEXPIRE', key, math.max(3 * lease_ms, math.ceil(kept_ms)) + 1000)

@@ -7,6 +7,7 @@
 --           tenant and nobodys_score with a claim alone
 -- Cost      no command
 
-local plain_score = string.format('%.0f', lease_end)
-local tenants_score = claims and string.format('%.0f', lease_end + 1e13)
-local nobodys_score = claims and string.format('%.3f', lease_end / 1000)
+-- In two parts, because an integer of this format can have 32 bits; with '%.0f' a score costs half as much as a command.
+local plain_score = string.format('%d%03d', (lease_end - lease_end % 1000) / 1000, lease_end % 1000)
+local tenants_score = claims and '1' .. plain_score
+local nobodys_score = claims and string.sub(plain_score, 1, -4) .. '.' .. string.sub(plain_score, -3)

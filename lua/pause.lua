@@ -39,9 +39,13 @@ end
 local is_pause, is_operator = pause_ms > 0, string.find(why, ' operator$') ~= nil
 local version = redis.call('HGET', key, '@')
 version = version and #version <= 16 and tonumber(string.match(version, '^%d+$'))
+-- The clock stepped back since the last change: the end of a record from before says nothing, and which are from before
+-- is not known. Until the clock has caught up, each pause is written, and the last one counts.
+local stepped_back = version and version > now + 1e6
 -- Beyond 2^53, n + 1 can be n.
 version = version and version < 9e15 and math.max(now, version + 1) or now
 local ends, resumed = read(redis.call('HGET', key, name))
+if stepped_back then ends = 0 end
 if is_pause and (resumed > seen or ends >= now_ms + pause_ms) then return 0 end
 
 if ends <= now_ms and redis.call('HLEN', key) > most then

@@ -113,6 +113,8 @@ fn no_number_becomes_text_inaccurately() {
     }
     // Each of these joins texts only: ids, nodes, a number that was formatted exactly, or the number of a share.
     let known = [
+        "lease: local tenants_score = claims and '1' .. plain_score",
+        "lease: local nobodys_score = claims and string.sub(plain_score, 1, -4) .. '.' .. string.sub(plain_score, -3)",
         "leave: members[#tenants] = 't' .. digits",
         "promote: writes[#writes + 1] = i .. head",
         "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
@@ -129,9 +131,10 @@ fn no_number_becomes_text_inaccurately() {
         "take: members[count] = share .. queued .. id",
         "acquire: for i = 1, leaving do members[leaving + i] = queued .. members[i] end",
         "acquire: for i = 1, leaving do members[i] = queued .. ARGV[10 + i] end",
-        "acquire: redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)",
-        "acquire: redis.call('ZADD', key, lease_end / 1000, id, -now / 1e6, 'r' .. number)",
-        "acquire: redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -now / 1e6, 'r' .. number)",
+        "acquire: redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id)",
+        "acquire: local number, started = sub(id, 4, at - 1), '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)",
+        "acquire: redis.call('ZADD', key, lease_end / 1000, id, started, 'r' .. number)",
+        "acquire: redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id, started, 'r' .. number)",
         "acquire: turns[#turns + 1] = 't' .. digits",
         "acquire: writes[count + 3], writes[count + 4] = share, queued .. id",
         "acquire: writes[count + 1], writes[count + 2] = share, j .. queued .. id",

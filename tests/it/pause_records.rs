@@ -435,6 +435,32 @@ mod in_redis {
         }
     }
 
+    /// As when the server's clock steps back by ten minutes while a name is paused.
+    #[tokio::test]
+    async fn a_pause_reaches_the_fleet_after_the_clock_stepped_back() {
+        let server = TestRedis::start();
+        let (own, other) = (server.semaphore(), server.semaphore());
+        // The last change was made before the step.
+        let now: [u64; 2] = server.command(&["TIME"]);
+        let ahead = (now[0] + 600) * 1_000_000;
+        server.command::<()>(&["HSET", PAUSES, "@", &ahead.to_string()]);
+        let permit = take(&own, "x").await;
+        drop(take(&other, "x").await);
+        permit.feedback(Feedback::Backoff(Duration::from_secs(1)));
+        is_paused(&other, "x").await;
+        let record: String = server.command(&["HGET", PAUSES, "x"]);
+        let (end, rest) = record.split_once(' ').unwrap();
+        let end = end.parse::<u64>().unwrap() + 600_000;
+        server.command::<()>(&["HSET", PAUSES, "x", &format!("{end} {rest}")]);
+        server.command::<()>(&["PEXPIRE", PAUSES, "610000"]);
+        // By the clocks of both processes it is over.
+        drop(take(&own, "x").await);
+        drop(take(&other, "x").await);
+        permit.feedback(Feedback::Backoff(LONG));
+        is_paused(&own, "x").await;
+        is_paused(&other, "x").await;
+    }
+
     #[tokio::test]
     async fn a_process_that_is_idle_asks_with_one_call_a_second() {
         let server = TestRedis::start();
