@@ -365,6 +365,11 @@ impl Session {
             }
             return;
         }
+        // A process that does not know of the pause yet granted it. The backend counts it, and the end of the pause asks
+        // for it again.
+        if place.is_waiting() && self.limits.paused_until().is_some_and(|until| now < until) {
+            return self.want_renewal(index);
+        }
         let index = self.exchange_with_first(index);
         if let (Some(queue), Some(place)) = (&mut self.outage, self.places.get(index))
             && place.waits_locally()
