@@ -206,7 +206,8 @@ impl Settings {
         let tenant = ask.and_then(Ask::tenant);
         let meter = self.meter.of(if self.is_metered_by_tenant { tenant } else { Some(&key) });
         let allowed = self.wait_timeout(&key, parts);
-        let mut policy = self.policy.clone().with_limit(limit);
+        let mut policy = self.policy.clone();
+        policy.set_limit(limit);
         let budget = parts.extensions.get::<WaitBudget>().filter(|_| self.shadow.is_none());
         if self.shadow.is_some() {
             policy.wait_timeout = Duration::ZERO;

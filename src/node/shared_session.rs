@@ -14,7 +14,7 @@ use crate::backend::Counter;
 use crate::error::BackendError;
 use crate::metrics::requests::Meter;
 use crate::protocol::session::{Event, Session, Urgency};
-use crate::protocol::{Adaptive, Time};
+use crate::protocol::{Adaptive, SentUnder, Time};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::tenants::TenantNames;
 
@@ -93,6 +93,8 @@ struct PlaceRecord {
     error: Option<BackendError>,
     /// The meter that counts a loss of the permit.
     meter: Option<Meter>,
+    /// The range of the limit, and what its request was sent under, of the last request whose limit finds itself.
+    sent: Option<Box<(Adaptive, SentUnder)>>,
 }
 
 /// The number of spare records that are kept for later requests.
@@ -184,11 +186,27 @@ impl SessionState {
     /// From now on requests come whose limit finds itself within this range, or does not. This meter shows it.
     #[cold]
     pub(crate) fn adapt_within(&mut self, range: Option<Adaptive>, meter: &Meter, now: Time) {
+        if self.session.adaptive() == range && self.adaptive_meter.is_some() == range.is_some() {
+            return;
+        }
         self.session.handle_adaptive(range, now);
         self.adaptive_meter = range.map(|_| meter.clone());
         if let Some(limit) = self.session.adapted_limit() {
             meter.on_adapted(limit, false);
         }
+    }
+
+    /// The request of a place goes on, and its limit finds itself.
+    pub(crate) fn note_sent(&mut self, index: usize) {
+        let (range, sent) = (self.session.adaptive(), self.session.sent_under());
+        if let Some(record) = self.records.get_mut(index) {
+            record.sent = range.map(|range| Box::new((range, sent)));
+        }
+    }
+
+    /// Returns the range of the limit of a request that goes on, and what it was sent under.
+    pub(crate) fn sent(&self, index: usize) -> Option<(Adaptive, SentUnder)> {
+        self.records.get(index)?.sent.as_deref().copied()
     }
 
     /// Begins the record of the place at `index`, for its first handle.

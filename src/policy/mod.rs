@@ -168,9 +168,19 @@ impl Policy {
     /// ```
     #[must_use]
     pub fn with_limit(mut self, limit: impl Into<Limit>) -> Self {
-        self.limit = limit.into();
-        self.adaptive = self.adaptive.filter(|range| self.limit == Limit::Permits(range.max()));
+        self.set_limit(limit.into());
         self
+    }
+
+    /// Sets another limit: see [`with_limit`](Self::with_limit).
+    #[inline]
+    pub(crate) fn set_limit(&mut self, limit: Limit) {
+        self.limit = limit;
+        if let Some(range) = self.adaptive
+            && limit != Limit::Permits(range.max())
+        {
+            self.adaptive = None;
+        }
     }
 
     /// Returns the number of permits.

@@ -15,7 +15,7 @@ use crate::node::sessions::Remembered;
 use crate::node::shared_session::{SessionState, SharedSession};
 use crate::policy::Policy;
 use crate::protocol::session::{AcquireOptions, FurtherIn, PLACES_MAX, Progress};
-use crate::protocol::{Adaptive, Claim, PauseCause, PlaceId, SentUnder};
+use crate::protocol::{Claim, PauseCause, PlaceId};
 use crate::tasks::Tasks;
 
 /// How long permits are passed on after a reply that no other process waits.
@@ -31,8 +31,8 @@ pub(super) struct PlaceHandle {
     cost: u32,
     /// The longest pause that its request can ask for, in ms.
     max_pause_ms: u32,
-    /// If the limit finds itself: its range, and what the request was sent under.
-    adaptive: Option<Box<(Adaptive, SentUnder)>>,
+    /// The limit finds itself.
+    is_adaptive: bool,
     /// The number of this handle as a listener for a loss.
     listener: u32,
     hold: Hold,
@@ -63,6 +63,7 @@ impl PlaceHandle {
     /// # Errors
     ///
     /// If the node is closed, or the session has no index left.
+    #[inline]
     pub(super) fn take(
         tasks: &Arc<Tasks>,
         of: PlaceOf<'_>,
@@ -84,7 +85,7 @@ impl PlaceHandle {
                 // Read under the same lock as well, for `stop_waiting`.
                 options.max_queue = None;
             }
-            if state.session.adaptive() != policy.adaptive {
+            if policy.adaptive.is_some() || state.session.adaptive().is_some() {
                 state.adapt_within(policy.adaptive, of.meter, time);
             }
             let Some(index) = state.session.handle_request(limit, options, time) else {
@@ -117,17 +118,23 @@ impl PlaceHandle {
         let (tasks, hold) = (Arc::clone(tasks), Hold::default());
         let cost = claim.map_or(1, Claim::cost);
         let max_pause_ms = policy.max_pause_ms();
-        let adaptive = policy.adaptive.map(|range| Box::new((range, SentUnder::default())));
-        Ok(Self { tasks, shared, index, cost, max_pause_ms, adaptive, listener: 0, hold })
+        let is_adaptive = policy.adaptive.is_some();
+        Ok(Self { tasks, shared, index, cost, max_pause_ms, is_adaptive, listener: 0, hold })
     }
 
     /// Its request has its permit and goes on. Sets the measurement of the permit.
+    #[inline]
     pub(super) fn granted(mut self, hold: Hold) -> Self {
         self.hold = hold;
-        if let Some(adaptive) = &mut self.adaptive {
-            adaptive.1 = self.shared.lock().session.sent_under();
+        if self.is_adaptive {
+            self.note_sent();
         }
         self
+    }
+
+    #[cold]
+    fn note_sent(&self) {
+        self.shared.lock().note_sent(self.index);
     }
 
     fn node(&self) -> &Node {
@@ -140,6 +147,7 @@ impl PlaceHandle {
     }
 
     /// Returns the progress of the request. Unless that is final, `cx` is woken when it changes.
+    #[inline]
     pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
         let now = self.node().clock.time(now);
         let mut state = self.shared.lock();
@@ -282,8 +290,12 @@ impl PlaceHandle {
 
     /// The upstream refused its request: asks for a lower limit, if the limit finds itself.
     pub(super) fn lower(&self) {
-        if let Some((range, sent)) = self.adaptive.as_deref() {
-            self.node().lower(self.shared.name(), *range, *sent);
+        if !self.is_adaptive {
+            return;
+        }
+        let sent = self.shared.lock().sent(self.index);
+        if let Some((range, sent)) = sent {
+            self.node().lower(self.shared.name(), range, sent);
         }
     }
 
@@ -327,9 +339,9 @@ impl Clone for PlaceHandle {
     fn clone(&self) -> Self {
         let listener = self.shared.lock().share(self.index);
         let (tasks, shared) = (Arc::clone(&self.tasks), Arc::clone(&self.shared));
-        let Self { index, cost, max_pause_ms, .. } = *self;
-        let (adaptive, hold) = (self.adaptive.clone(), self.hold.clone());
-        Self { tasks, shared, index, cost, max_pause_ms, adaptive, listener, hold }
+        let Self { index, cost, max_pause_ms, is_adaptive, .. } = *self;
+        let hold = self.hold.clone();
+        Self { tasks, shared, index, cost, max_pause_ms, is_adaptive, listener, hold }
     }
 }
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::Session;
 use crate::adaptive::{Adapted, Adaptive, SentUnder};
-use crate::call::Op;
 use crate::ledger::Usage;
 use crate::time::Time;
 
@@ -52,12 +51,10 @@ impl Adapting {
         (range.clamp(known.adapted.limit) < range.max()).then_some(at.max(self.not_before))
     }
 
-    /// A reply came.
-    #[inline]
-    pub(super) fn handle_usage(&mut self, op: &Op, usage: Option<Usage>) {
-        if self.range.is_some() && (usage.is_some() || matches!(op, Op::Acquire { .. })) {
-            self.in_use = usage.map(|usage| u32::try_from(usage.in_use).unwrap_or(u32::MAX));
-        }
+    /// A reply came that says how many permits are in use, or is to an acquire.
+    #[cold]
+    pub(super) fn handle_usage(&mut self, usage: Option<Usage>) {
+        self.in_use = usage.map(|usage| u32::try_from(usage.in_use).unwrap_or(u32::MAX));
     }
 }
 

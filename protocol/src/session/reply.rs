@@ -44,13 +44,15 @@ impl Session {
         if let Op::Acquire { leaving, .. } = op {
             self.end_releases(leaving);
         }
-        self.adapting.handle_usage(op, reply.usage);
         if reply.usage.is_some() {
             self.seen = reply.usage;
             self.movement.handle_length();
         }
         match op {
             Op::Acquire { ids, .. } => {
+                if self.adapting.range().is_some() {
+                    self.adapting.handle_usage(reply.usage);
+                }
                 let is_full = reply.usage.is_some()
                     && reply.statuses.iter().any(|status| *status != PlaceStatus::Held);
                 if is_full {
@@ -64,6 +66,9 @@ impl Session {
                 }
             }
             Op::Renew { ids, .. } => {
+                if reply.usage.is_some() {
+                    self.adapting.handle_usage(reply.usage);
+                }
                 for (id, status) in ids.iter().zip(&reply.statuses) {
                     self.process_renewal(id.n, *status, reply.lease_end, timing);
                 }
