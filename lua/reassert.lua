@@ -1,7 +1,7 @@
 -- reassert: renew places that a renewal found gone, with proof. The proof is the last score that Redis gave the place.
 -- A lease end in the future shows that Redis lost a permit that is in use: it is counted again, for its tenant, too,
 -- and even past the limit. A ticket gives a waiting place its old turn in the queue, under a new id and however long
--- the queue is. Members: see acquire.lua.
+-- the queue is; the place that it replaces is named with it, and leaves. Members: see acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
@@ -10,12 +10,13 @@
 -- ARGV[4]   lease_ms    integer >= 1
 -- ARGV[5]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
 -- ARGV[6]   node        the caller's
--- ARGV[7..] id, score   one or more pairs; score: lease end in ms, or ticket (>= 1e14)
+-- ARGV[7..] id, score   one or more pairs; score: lease end in ms, or ticket (>= 1e14); 0: the next one replaces this
+--                       place, which leaves if it waits; if it holds, the next one is not put there
 --
 -- Returns   {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
 --           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
 --           free and a place that could have it waited: call again at once
---           status: 1 holds | a ticket (>= 1e14) waits | 0 the permit is lost
+--           status: 1 holds | a ticket (>= 1e14) waits | 0 the permit is lost, or the place has left
 --           The statuses are from before the grants of this call.
 -- Errors    none of its own
 -- Cost      about 8 commands, and 4 for each tenant; O((ids + 500) * log n): see promote.lua
@@ -55,10 +56,13 @@ for i = 1, claims and count or 0 do
   members[2 * count + i] = 't' .. (tenant_of(ids[i]) or '')
 end
 local scores = redis.call('ZMSCORE', key, unpack(members))
-local statuses, writes = {}, {}
+local statuses, writes, left = {}, {}, {}
 local tenants, seen = {}, {}
+local replaced_holds = false
 for i, id in ipairs(ids) do
   local status, stands, proof = 0, scores[count + i], proofs[i]
+  local is_void = replaced_holds
+  replaced_holds = false
   local has_claim = claims and string.byte(id, -16) == 46
   local digits, score = has_claim and tenant_of(id), has_claim and nobodys_score or plain_score
   local f, touched = digits and tonumber(digits, 36), not scores[i]
@@ -72,6 +76,13 @@ for i, id in ipairs(ids) do
         touched = scores[2 * count + i] == 'inf'
       end
     end
+    replaced_holds = proof == 0 and status == 1
+    if proof == 0 and status >= 1e14 then
+      status, touched = 0, true
+      left[#left + 1] = id
+    end
+  elseif is_void then
+    touched = false
   elseif proof >= 1e14 then
     status = proof
     local stands_at = string.format('%.0f', proof)
@@ -94,7 +105,7 @@ for i, id in ipairs(ids) do
   end
   if digits then
     score = tenants_score
-    if touched and status > 0 and not seen[digits] then
+    if touched and (status > 0 or scores[i]) and not seen[digits] then
       seen[digits] = true
       tenants[#tenants + 1] = digits
     end
@@ -104,6 +115,10 @@ for i, id in ipairs(ids) do
     writes[#writes + 1] = score
     writes[#writes + 1] = id
   end
+end
+if left[1] then
+  local ids, from, to, removed = left, 1, #left, 0
+  --@take
 end
 --@write
 for _, digits in ipairs(tenants) do settle(digits) end

@@ -59,7 +59,7 @@ pub enum Op {
     Reassert {
         /// Length of the lease, ms.
         lease_ms: u64,
-        /// Places, each with its last lease end (ms) or ticket (µs).
+        /// Places, each with its last lease end (ms) or ticket (µs); 0: the next one replaces it.
         proofs: Vec<(PlaceId, u64)>,
     },
     /// Lists the places of the calling process.

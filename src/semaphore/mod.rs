@@ -310,13 +310,7 @@ impl Semaphore {
     /// permit a few round trips later. Permits that are held stay held. Other processes have to reload by themselves;
     /// [`set_limit`](Self::set_limit) changes the limit for all of them at once.
     ///
-    /// These are part of the id of a place, so each place that adopts others stands in the queue a
-    /// second time until the backend has answered; its turn is never lost. Newcomers of any process are rejected
-    /// meanwhile if that exceeds their [`max_queue`](crate::PolicyBuilder::max_queue). If a reload under load must not
-    /// reject any request, set it to twice the number of requests that may wait.
-    ///
-    /// Requests without a tenant that came with no [rate](crate::PolicyBuilder::rate) adopt none. A policy without a rate
-    /// takes it from all that wait.
+    /// A policy with a [rate](crate::PolicyBuilder::rate) gives it to all that wait, and one without takes it from them.
     ///
     /// # Examples
     ///

@@ -111,6 +111,8 @@ enum Proof {
     Near(i64),
     /// The proof of a place that no backend knew.
     Never,
+    /// The next one replaces it.
+    Leaves,
 }
 
 #[derive(Clone, Debug)]
@@ -228,6 +230,7 @@ fn proof() -> impl Strategy<Value = Proof> {
         2 => (-2..=2i64).prop_map(Proof::Near),
         1 => (-20_000..20_000i64).prop_map(Proof::Near),
         1 => Just(Proof::Never),
+        2 => Just(Proof::Leaves),
     ]
 }
 

@@ -54,6 +54,10 @@ pub const TICKET_MIN: u64 = 100_000_000_000_000;
 /// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
 pub(crate) const NEVER_ENDS: u64 = TICKET_MIN - 1;
 
+/// In place of a proof: the next place replaces this one, which leaves if it waits; if it holds, the next one is not put
+/// there.
+pub(crate) const LEAVES: u64 = 0;
+
 /// The bound on the work of one operation. A swept place and a granted head of the queue cost as much as their permits;
 /// a place that is passed over costs 1, and a hint to another node [`HINT_WORK`] more. The places that the operation
 /// names are not counted.
@@ -315,7 +319,8 @@ impl Ledger {
     ///
     /// The last score of a place is the proof: a lease end in the future shows that the ledger lost a
     /// permit that is in flight, so it is counted again, even past the limit; a ticket gives a waiting
-    /// place its old turn, under a new id.
+    /// place its old turn, under a new id. A score of 0 takes out a place that waits, which the next one replaces; if it
+    /// holds by now, it stays, and the next one is not put there.
     pub fn reassert(
         &mut self,
         caller: Caller,
@@ -329,9 +334,16 @@ impl Ledger {
         let budget = self.sweep(caller.now);
         // Like the script, this reads all of them before it writes any.
         let known: Vec<_> = proofs.iter().map(|(id, _)| self.places.get(id).copied()).collect();
+        let mut replaced_holds = false;
         for ((id, proof), place) in proofs.iter().zip(known) {
+            let is_void = std::mem::take(&mut replaced_holds);
             let status = match place {
-                Some(place) => place.status(),
+                Some(Place { ticket: Some(_), .. }) if *proof == LEAVES => PlaceStatus::Gone,
+                Some(place) => {
+                    replaced_holds = *proof == LEAVES;
+                    place.status()
+                }
+                None if is_void => PlaceStatus::Gone,
                 None if *proof >= TICKET_MIN => PlaceStatus::Waiting(ticket_of(*id, *proof)),
                 None if *proof > now_ms => PlaceStatus::Held,
                 None => PlaceStatus::Gone,
@@ -345,6 +357,7 @@ impl Ledger {
                     }
                 }
                 PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
+                _ if place.is_some() => self.take(id),
                 _ => {}
             }
             reply.statuses.push(status);

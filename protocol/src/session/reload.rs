@@ -1,7 +1,8 @@
 //! A reload: requests that wait adopt another policy, or another rate of an operator.
 //!
 //! The id of a place says what it is judged by, so a waiting place returns under a new id with its old ticket, like one
-//! that the backend lost. The old place keeps the turn until the new one stands there.
+//! that the backend lost. The old place keeps the turn until the new one takes it, in one step: if both stood in the queue,
+//! both could be granted, and a start would be spent on nobody.
 
 use std::collections::BTreeSet;
 
@@ -214,6 +215,12 @@ impl Session {
         if let Some(replaced) = self.reload.take_replaced(index, &mut self.places) {
             self.releases.push(replaced);
         }
+    }
+
+    /// The place that is being replaced has left the server.
+    pub(super) fn handle_replaced_gone(&mut self, n: u64) {
+        let index = self.reload.replacement_of(n, &self.places);
+        index.and_then(|index| self.reload.take_replaced(index, &mut self.places));
     }
 
     /// A place that is being replaced was granted: its request has it again, under the number that the server knows.

@@ -11,7 +11,7 @@ use super::places::Places;
 use super::releases::{earlier, refusal_pause};
 use crate::call::Op;
 use crate::id::{Ids, PlaceId};
-use crate::ledger::NEVER_ENDS;
+use crate::ledger::{LEAVES, NEVER_ENDS};
 use crate::time::Time;
 
 /// The renewals of a session. Places are identified by their numbers.
@@ -152,6 +152,8 @@ impl Renewals {
                 if let State::Admitted { announced } = &mut place.state {
                     announced.send();
                 }
+                // Both would stand in the queue, and be granted.
+                proofs.extend(place.replaces.as_ref().map(|replaced| (replaced.id, LEAVES)));
                 proofs.push((place.id(node), proof));
             }
             true

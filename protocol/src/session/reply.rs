@@ -275,6 +275,12 @@ impl Session {
     }
 
     fn process_proof(&mut self, id: PlaceId, status: PlaceStatus, lease_end: u64, timing: Timing) {
+        match status {
+            PlaceStatus::Gone => self.handle_replaced_gone(id.n),
+            // It was granted before the call came that was to replace it.
+            PlaceStatus::Held => self.take_back(id.n, timing.now),
+            _ => {}
+        }
         self.end_restoring(id.n);
         let Some(index) = self.places.index(id.n) else {
             return self.release_late(id, status, timing);

@@ -109,9 +109,6 @@ impl Semaphore {
     /// What started under a shorter window counts for the policy's once that is cleared; at most the last 4,000 starts
     /// do. A longer window counts from the moment at which it is set.
     ///
-    /// Each request that waits stands in the queue a second time until the backend has answered: see
-    /// [`update_waiting`](Self::update_waiting).
-    ///
     /// # Errors
     ///
     /// If the rate is 0, the window is not from 1 ms to 24 h, more than 4000 requests may start in 10 ms, or this process

@@ -248,6 +248,7 @@ impl<'a> Model<'a> {
             }
             Proof::Near(ms) => near(*ms),
             Proof::Never => TICKET_MIN - 1,
+            Proof::Leaves => 0,
         }
     }
 

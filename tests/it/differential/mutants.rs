@@ -6,7 +6,7 @@ use super::wire::Lua;
 use super::{Of, SMALL_WORK, history, run};
 
 /// Wrong versions of the scripts: file, text, and its replacement.
-const MUTANTS: [(&str, &str, &str); 85] = [
+const MUTANTS: [(&str, &str, &str); 88] = [
     ("acquire", "all = all - redis.call('ZREM', key, unpack(m", "redis.call('ZREM', key, unpack(m"),
     ("acquire", "all = all - redis.call('ZREM', key, unpack(A", "redis.call('ZREM', key, unpack(A"),
     ("acquire", "queued .. members[i]", "members[i]"),
@@ -59,6 +59,9 @@ const MUTANTS: [(&str, &str, &str); 85] = [
     ("reassert", "--@sweep", "local budget, earliest = 500, nil"),
     ("reassert", "proof > now_ms", "proof >= now_ms"),
     ("reassert", "proof > now_ms", "proof > 0"),
+    ("reassert", "if proof == 0 and status >= 1e14 then", "if false then"),
+    ("reassert", "if proof == 0 and status >= 1e14 then", "if proof == 0 then"),
+    ("reassert", "  elseif is_void then\n", "  elseif false then\n"),
     (
         "reassert",
         "    status = proof\n    local stands_at = string.format('%.0f', proof)",
@@ -125,7 +128,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 9] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 82] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
     ("acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
@@ -242,6 +245,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 82] = [
     ("promote", "for i = 2, next_cost do", "for i = 3, next_cost do"),
     ("renew", "if turns[i] == 'inf' then", "if false then"),
     ("reassert", "for _, digits in ipairs(tenants) do settle(digits) end", ""),
+    ("reassert", "(status > 0 or scores[i])", "status > 0"),
     ("revoke", "remove({ id })", "redis.call('ZREM', key, id, queued .. id)"),
     ("first_end", "from = '10000000000000'\n", "from = nil\n"),
     ("first_end", "from = '1000000000000'\n", "from = nil\n"),

@@ -542,3 +542,37 @@ fn a_limit_of_zero_that_is_reloaded_in_an_outage_refuses_requests_whose_call_is_
     rig.settle();
     assert_eq!(rig.places(), []);
 }
+
+/// The window opens, and another process whose places wait calls: right before the call that replaces the places, with
+/// its messages or without them, or right after it.
+#[test]
+fn no_start_is_spent_on_a_place_that_is_being_replaced() {
+    for (is_before, is_heard) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut rig = Rig::new(100);
+        let all: Vec<_> = (0..6).map(|_| rig.request_with(rated("2/1000"))).collect();
+        rig.settle();
+        rig.pass(990);
+        set_rate(&mut rig, "3/1000");
+        let question = rig.session.poll_revocation_check().expect("they may have been revoked");
+        let now = rig.now();
+        rig.session.handle_revocations_known(question, now);
+        if !is_before {
+            while !matches!(rig.answer().op, Op::Reassert { .. }) {}
+        }
+        rig.now_ms += 15;
+        let (caller, mut grants) = (rig.ask(OTHER, 100), Vec::new());
+        rig.ledger.release(caller, &[], &mut |_, hints| {
+            grants.extend_from_slice(hints);
+            true
+        });
+        assert!(!grants.is_empty());
+        for grant in grants.into_iter().filter(|_| is_heard) {
+            rig.hint(grant);
+        }
+        // The next window opens later, and a lost message costs less.
+        rig.live(950);
+        let held = all.iter().filter(|index| rig.progress(**index) == Progress::Held).count();
+        assert_eq!(held, 5, "two, and three when the window opened: {is_before}, {is_heard}");
+        assert_eq!(rig.places().len(), 6, "{is_before}, {is_heard}");
+    }
+}
