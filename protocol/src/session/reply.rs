@@ -49,22 +49,7 @@ impl Session {
             self.movement.handle_length();
         }
         match op {
-            Op::Acquire { ids, .. } => {
-                if self.adapting.range().is_some() {
-                    self.adapting.handle_usage(reply.usage);
-                }
-                let is_full = reply.usage.is_some()
-                    && reply.statuses.iter().any(|status| *status != PlaceStatus::Held);
-                if is_full {
-                    self.note_turns(ids, reply, now);
-                }
-                for (id, status) in ids.iter().zip(&reply.statuses) {
-                    self.process_join(*id, *status, reply, timing);
-                }
-                if is_full {
-                    self.refuse_hopeless(ids, reply, now);
-                }
-            }
+            Op::Acquire { ids, .. } => self.process_joins(ids, reply, timing),
             Op::Renew { ids, .. } => {
                 if reply.usage.is_some() {
                     self.adapting.handle_usage(reply.usage);
@@ -206,6 +191,24 @@ impl Session {
         }
     }
 
+    #[inline]
+    fn process_joins(&mut self, ids: &[PlaceId], reply: &Reply, timing: Timing) {
+        if self.adapting.range().is_some() {
+            self.adapting.handle_usage(reply.usage);
+        }
+        let is_full = reply.usage.is_some()
+            && reply.statuses.iter().any(|status| *status != PlaceStatus::Held);
+        if is_full {
+            self.note_turns(ids, reply, timing.now);
+        }
+        for (id, status) in ids.iter().zip(&reply.statuses) {
+            self.process_join(*id, *status, reply, timing);
+        }
+        if is_full {
+            self.refuse_hopeless(ids, reply, timing.now);
+        }
+    }
+
     fn process_join(&mut self, id: PlaceId, status: PlaceStatus, reply: &Reply, timing: Timing) {
         let Some(index) = self.places.index(id.n) else {
             return self.release_late(id, status, timing);
@@ -230,7 +233,7 @@ impl Session {
                 self.set(index, State::Waiting { ticket: Some(ticket) });
                 self.events.push(Event::Progress(index));
                 if hint.is_some_and(|lease_end| lease_end >= reply.lease_end) {
-                    self.grant(index, timing.now);
+                    self.grant_after_wait(index, timing.now);
                 } else {
                     self.want_renewal(index);
                     if let Some(end) = self.quarantined_until().filter(|end| timing.now < *end) {
@@ -301,7 +304,7 @@ impl Session {
         match (place.state, status) {
             (State::Waiting { .. }, PlaceStatus::Held) => {
                 self.acknowledge(index, lease_end, timing.sent);
-                self.grant(index, timing.now);
+                self.grant_after_wait(index, timing.now);
             }
             // A permit in flight by policy is counted from now on. If the reply is too old to be believed, the next one
             // counts: nothing takes the permit from the request.
@@ -360,8 +363,20 @@ impl Session {
         let Some(place) = self.places.get_mut(index) else { return };
         match &mut place.state {
             State::Joining { hint, .. } => *hint = Some(lease_end),
-            State::Waiting { .. } if lease_end >= place.lease_end => self.grant(index, now),
+            State::Waiting { .. } if lease_end >= place.lease_end => {
+                self.grant_after_wait(index, now)
+            }
             _ => {}
+        }
+    }
+
+    /// Gives the place that waits its permit. In a pause, a process that does not know of it yet granted that: the backend
+    /// counts it, and the end of the pause asks for it again.
+    fn grant_after_wait(&mut self, index: usize, now: Time) {
+        if self.limits.paused_until().is_some_and(|until| now < until) {
+            self.want_renewal(index);
+        } else {
+            self.grant(index, now);
         }
     }
 
@@ -375,11 +390,6 @@ impl Session {
                 self.wait_again(index, now);
             }
             return;
-        }
-        // A process that does not know of the pause yet granted it. The backend counts it, and the end of the pause asks
-        // for it again.
-        if place.is_waiting() && self.limits.paused_until().is_some_and(|until| now < until) {
-            return self.want_renewal(index);
         }
         let index = self.exchange_with_first(index);
         if let (Some(queue), Some(place)) = (&mut self.outage, self.places.get(index))
