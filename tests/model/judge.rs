@@ -416,6 +416,8 @@ impl World {
             }
             match (session.handle_poll(slot.index, time(now)), live(id)) {
                 (Progress::Joining, _) | (Progress::Waiting, None) => broken.push(Rule::Served),
+                // What another process grants in a pause is held back.
+                (Progress::Waiting, Some(_)) if is_paused(p) => {}
                 (Progress::Waiting, Some(place)) if place.ticket.is_none() => {
                     let expected = place.place.poll_only
                         || self.config.faults.steps > 0

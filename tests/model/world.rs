@@ -36,7 +36,7 @@ pub(crate) enum Rule {
     DeadStayDead,
     /// A released place is gone; only lost ones are restored.
     NoLeak,
-    /// A granted waiter learns of it at once or, if its hint was lost, by its next renewal.
+    /// A granted waiter learns of it at once or, if its hint was lost, by its next renewal; in a pause, at its end.
     Aware,
     /// A request has an answer, and has a place while it waits.
     Served,
