@@ -13,8 +13,7 @@
 -- position. If it has a rate, thirteen bytes precede these: '/', then the grants in a window (3), the window in us (8),
 -- and how often that is doubled for the time for which starts are kept (1). An id without a claim never has '.' there.
 -- A place with a rate, whoever its tenant is, has these members:
---   r<n>, 2r<n> ... <cost>r<n>    score: -(seconds): it was granted then; n: its id up to its rate, from its fourth byte
---                                 on, so that Redis needs less memory; see rate.lua
+--   r<n>, 2r<n> ... <cost>r<n>    score: -(seconds): it was granted then; n: its id up to its rate; see rate.lua
 -- A place with a tenant has these members:
 --   <id>                          score: 1e13 + the end of its lease, ms
 --   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
@@ -136,7 +135,7 @@ else
       -- As in rate.lua, while the window has room and nothing has left it.
       local rank = tonumber(sub(id, at + 1, at + 3), 36) - 1
       if tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -33554432 then
-        local number, started = sub(id, 4, at - 1), '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)
+        local number, started = sub(id, 1, at - 1), '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)
         if f == 0 then
           redis.call('ZADD', key, lease_end / 1000, id, started, 'r' .. number)
         else

@@ -57,7 +57,7 @@ end
 function start(id)
   local at = string.find(id, '/', 13, true)
   if not at then return end
-  local number, window = string.sub(id, 4, at - 1), tonumber(string.sub(id, at + 4, at + 11), 36)
+  local number, window = string.sub(id, 1, at - 1), tonumber(string.sub(id, at + 4, at + 11), 36)
   local doublings = tonumber(string.sub(id, at + 12, at + 12), 36)
   local kept = window * 2 ^ doublings
   if has_left then
@@ -82,7 +82,7 @@ function undo(ids)
   for _, id in ipairs(ids) do
     local at = string.find(id, '/', 13, true)
     if at then
-      local number = string.sub(id, 4, at - 1)
+      local number = string.sub(id, 1, at - 1)
       local members = { 'r' .. number }
       for i = 2, tonumber(string.sub(id, -2), 36) do members[i] = i .. 'r' .. number end
       redis.call('ZREM', key, unpack(members))

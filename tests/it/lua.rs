@@ -132,7 +132,7 @@ fn no_number_becomes_text_inaccurately() {
         "acquire: for i = 1, leaving do members[leaving + i] = queued .. members[i] end",
         "acquire: for i = 1, leaving do members[i] = queued .. ARGV[10 + i] end",
         "acquire: redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id)",
-        "acquire: local number, started = sub(id, 4, at - 1), '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)",
+        "acquire: local number, started = sub(id, 1, at - 1), '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)",
         "acquire: redis.call('ZADD', key, lease_end / 1000, id, started, 'r' .. number)",
         "acquire: redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id, started, 'r' .. number)",
         "acquire: turns[#turns + 1] = 't' .. digits",

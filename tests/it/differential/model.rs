@@ -414,7 +414,7 @@ impl<'a> Model<'a> {
             let score = -(at as f64 / 1e6);
             let id = self.known.iter().find(|id| id.node == node && id.n == n).unwrap();
             let number = id.to_string();
-            let number = &number.split('/').next().unwrap()[3..];
+            let number = number.split('/').next().unwrap();
             set.push((format!("r{number}"), score));
             set.extend((2..=id.cost()).map(|i| (format!("{i}r{number}"), score)));
         }
