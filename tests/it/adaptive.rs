@@ -457,10 +457,7 @@ mod in_redis {
     #[tokio::test]
     async fn a_lost_message_costs_a_second() {
         let server = TestRedis::start();
-        let words = "ACL SETUSER app reset on >secret resetchannels ~semaphore:* +@all";
-        let _: String = server.command(&words.split(' ').collect::<Vec<_>>());
-        let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
-        let poll_only = Semaphore::new(RedisBackend::builder(url).build().unwrap());
+        let poll_only = Semaphore::new(server.without_messages());
         let (own, range) = (server.semaphore(), policy(1, 4));
         drop(take(&poll_only, &range).await);
         let permits = take_all(&own, &range, 4).await;

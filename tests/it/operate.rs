@@ -631,22 +631,13 @@ impl Queries for AskedTwiceConnection {
     }
 }
 
-/// A backend for a process that no message reaches.
-#[cfg(feature = "redis")]
-fn without_messages(server: &TestRedis) -> RedisBackend {
-    let words = "ACL SETUSER app reset on >secret resetchannels ~semaphore:* +@all";
-    let _: String = server.command(&words.split(' ').collect::<Vec<_>>());
-    let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
-    RedisBackend::builder(url).build().unwrap()
-}
-
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_revocation_that_is_asked_for_twice_is_not_undone() {
     let server = TestRedis::start();
     let backend = RedisBackend::builder(server.url()).build().unwrap();
     let operator = Semaphore::new(AskedTwice(backend));
-    let poll_only = Semaphore::new(without_messages(&server));
+    let poll_only = Semaphore::new(server.without_messages());
     let brief = Policy::builder(1).lease(Policy::MIN_LEASE).build().unwrap();
     let held = poll_only.acquire("x", &brief).await.unwrap();
     let id = holder(&operator, "x").await;
@@ -668,7 +659,7 @@ async fn a_revocation_that_is_asked_for_twice_is_not_undone() {
 async fn a_permit_that_two_operators_revoke_at_once_does_not_come_back() {
     let server = TestRedis::start();
     let (one, two) = (server.semaphore(), server.semaphore());
-    let poll_only = Semaphore::new(without_messages(&server));
+    let poll_only = Semaphore::new(server.without_messages());
     let brief = Policy::builder(1).lease(Policy::MIN_LEASE).build().unwrap();
     for _ in 0..5 {
         let held = poll_only.acquire("x", &brief).await.unwrap();
@@ -742,7 +733,7 @@ async fn nothing_is_kept_where_nothing_is_set() {
 #[tokio::test]
 async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
     let server = TestRedis::start();
-    let (operator, poll_only) = (server.semaphore(), Semaphore::new(without_messages(&server)));
+    let (operator, poll_only) = (server.semaphore(), Semaphore::new(server.without_messages()));
     let one = policy(1);
     let held = poll_only.acquire("x", &one).await.unwrap();
     operator.set_limit("x", 2).await.unwrap();
@@ -768,7 +759,7 @@ async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
 #[tokio::test]
 async fn a_process_whose_requests_are_all_refused_learns_it_within_a_second() {
     let server = TestRedis::start();
-    let (operator, poll_only) = (server.semaphore(), Semaphore::new(without_messages(&server)));
+    let (operator, poll_only) = (server.semaphore(), Semaphore::new(server.without_messages()));
     let one = policy(1);
     let held = operator.acquire("x", &one).await.unwrap();
     assert_eq!(rejection(poll_only.try_acquire("x", &one).await).limit, 1);
@@ -945,7 +936,7 @@ async fn a_revocation_is_forgotten_when_the_lease_would_have_ended() {
 #[tokio::test]
 async fn a_process_that_messages_do_not_reach_does_not_bring_a_revoked_permit_back() {
     let server = TestRedis::start();
-    let (operator, poll_only) = (server.semaphore(), Semaphore::new(without_messages(&server)));
+    let (operator, poll_only) = (server.semaphore(), Semaphore::new(server.without_messages()));
     // Renewed every 170 ms, and so five times before it reads by itself.
     let brief = Policy::builder(1).lease(Policy::MIN_LEASE).build().unwrap();
     for _ in 0..3 {

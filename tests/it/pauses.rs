@@ -487,11 +487,7 @@ async fn a_thousand_responses_a_second_are_ten_writes_a_second() {
 #[tokio::test]
 async fn a_lost_message_costs_a_second() {
     let server = TestRedis::start();
-    let words = "ACL SETUSER app reset on >secret resetchannels ~semaphore:* +@all";
-    let _: String = server.command(&words.split(' ').collect::<Vec<_>>());
-    let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
-    let backend = tower_semaphore::backend::RedisBackend::builder(url).build().unwrap();
-    let (own, poll_only) = (server.semaphore(), Semaphore::new(backend));
+    let (own, poll_only) = (server.semaphore(), Semaphore::new(server.without_messages()));
     drop(poll_only.acquire("x", &policy(5)).await.unwrap());
     own.acquire("x", &policy(5)).await.unwrap().feedback(Feedback::Backoff(LONG));
     refuses(&poll_only, RejectReason::UpstreamPause, Duration::from_millis(1500)).await;

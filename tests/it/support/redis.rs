@@ -70,6 +70,14 @@ impl TestRedis {
         Semaphore::new(RedisBackend::builder(self.url()).build().unwrap())
     }
 
+    /// A backend for a process that no message reaches.
+    pub(crate) fn without_messages(&self) -> RedisBackend {
+        let words = "ACL SETUSER app reset on >secret resetchannels ~semaphore:* +@all";
+        let _: String = self.command(&words.split(' ').collect::<Vec<_>>());
+        let url = format!("redis://app:secret@127.0.0.1:{}/", self.port());
+        RedisBackend::builder(url).build().unwrap()
+    }
+
     /// Runs one command, on a connection of its own.
     pub(crate) fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_command(words).unwrap()

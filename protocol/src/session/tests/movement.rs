@@ -34,6 +34,18 @@ fn moving(rig: &mut Rig, options: AcquireOptions, grants: usize, each_ms: u64) -
     holds
 }
 
+/// Six requests wait at once, and the permit that `holds` has moves on to the next one each 100 ms.
+fn queue_that_moves(rig: &mut Rig, mut holds: usize) {
+    let waits = [(); 6].map(|()| rig.request());
+    rig.settle();
+    for next in waits {
+        rig.live(100);
+        rig.leave(holds);
+        rig.settle();
+        holds = next;
+    }
+}
+
 /// Requests that wait, each of which came 10 ms after the one before.
 fn waiters(rig: &mut Rig, count: usize) -> Vec<usize> {
     waiters_with(rig, OPTIONS, count)
@@ -120,15 +132,8 @@ fn the_first_one_that_waits_counts_however_long_its_answer_takes() {
 #[test]
 fn a_turn_counts_those_ahead_so_a_short_queue_and_a_long_one_tell_the_same() {
     let mut rig = Rig::new(1);
-    let mut holds = moving(&mut rig, OPTIONS, 0, 0);
-    let waits: Vec<_> = [(); 6].map(|()| rig.request()).into();
-    rig.settle();
-    for next in waits {
-        rig.live(100);
-        rig.leave(holds);
-        rig.settle();
-        holds = next;
-    }
+    let holds = moving(&mut rig, OPTIONS, 0, 0);
+    queue_that_moves(&mut rig, holds);
     let [waits, _] = [(); 2].map(|()| rig.request());
     rig.settle();
     assert_eq!(told(&mut rig, waits), (Some(0), Some(200)));
@@ -164,16 +169,9 @@ fn the_last_half_of_at_most_128_grants_within_half_a_minute_counts() {
 #[test]
 fn of_all_grants_those_count_whose_turns_were_the_nearest() {
     let mut rig = Rig::new(1);
-    let mut holds = moving(&mut rig, OPTIONS, 5, 400);
+    let holds = moving(&mut rig, OPTIONS, 5, 400);
     // From the second turn on, one takes 100 ms.
-    let waits: Vec<_> = [(); 6].map(|()| rig.request()).into();
-    rig.settle();
-    for next in waits {
-        rig.live(100);
-        rig.leave(holds);
-        rig.settle();
-        holds = next;
-    }
+    queue_that_moves(&mut rig, holds);
     let waits = waiters(&mut rig, 6);
     assert_eq!(told(&mut rig, waits[5]), (Some(5), Some(600)), "turns 2 to 6");
     rig.settle();
