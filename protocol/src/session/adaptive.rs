@@ -141,8 +141,8 @@ impl Session {
     /// Whether a request of this process waits that the number keeps back, and not a pause, an operator, a rate or its
     /// tenant's cap alone: a limit that is not used up tells nothing by growing.
     fn waits_for_number(&self) -> bool {
-        let Some(number) = self.adapting.number() else { return false };
-        if self.is_outage() || self.limits.in_force() != number {
+        let Some(number) = self.limits.number_in_force() else { return false };
+        if self.is_outage() {
             return false;
         }
         let in_use = self.seen.map_or(0, |seen| seen.in_use);

@@ -145,6 +145,12 @@ impl Limits {
         self.in_place
     }
 
+    /// The limit that found itself, unless a pause or an operator's limit is in force.
+    pub(super) fn number_in_force(&self) -> Option<u32> {
+        let is_free = self.paused_until.is_none() && self.overrides.in_place().is_none();
+        self.number.filter(|_| is_free)
+    }
+
     /// The rate of the last request, if it has one.
     pub(super) const fn rate_of_policy(&self) -> Option<Rate> {
         self.rate

@@ -138,6 +138,13 @@ fn what_keeps_requests_back_beside_the_limit_is_no_reason_to_grow() {
     rig.session.handle_override(Override::default(), now);
     assert_eq!(rig.session.limit_in_force(), 2);
 
+    // The same number, set by an operator.
+    let mut rig = adapted(1);
+    let now = rig.now();
+    rig.session.handle_override(Override::parse("1 open").expect("an override"), now);
+    waits(&mut rig);
+    assert_eq!(growth_within(&mut rig, 3000), None);
+
     // A pause.
     let mut rig = adapted(1);
     let until = Some(rig.now() + ms(5000));
