@@ -29,7 +29,8 @@ pub(super) struct Adapting {
     /// Growth is not asked for before this.
     not_before: Time,
     is_growth_due: bool,
-    /// The permits in use, if the last reply that could say so did: none does while permits are free.
+    /// The permits in use, if the last reply that could say so did: none does while permits are free. `None`, too, once
+    /// another call granted more, unless that is above the number already.
     in_use: Option<u32>,
 }
 
@@ -55,6 +56,14 @@ impl Adapting {
     #[cold]
     pub(super) fn handle_usage(&mut self, usage: Option<Usage>) {
         self.in_use = usage.map(|usage| u32::try_from(usage.in_use).unwrap_or(u32::MAX));
+    }
+
+    /// A call granted permits whose reply does not say how many are in use. After a pause it may have granted all: a
+    /// decrease must not begin at what was in use before.
+    pub(super) fn handle_grants(&mut self) {
+        let number = self.number();
+        let is_over = |in_use: &u32| number.is_some_and(|number| *in_use > number);
+        self.in_use = self.in_use.filter(is_over);
     }
 }
 

@@ -51,7 +51,7 @@ impl Session {
         match op {
             Op::Acquire { ids, .. } => self.process_joins(ids, reply, timing),
             Op::Renew { ids, .. } => {
-                if reply.usage.is_some() {
+                if reply.usage.is_some() && self.adapting.range().is_some() {
                     self.adapting.handle_usage(reply.usage);
                 }
                 for (id, status) in ids.iter().zip(&reply.statuses) {
@@ -65,6 +65,9 @@ impl Session {
             }
             Op::Release { ids } => self.end_releases(ids),
             Op::Audit { .. } => self.process_audit(&reply.found, now),
+        }
+        if reply.usage.is_none() && !reply.granted.is_empty() {
+            self.adapting.handle_grants();
         }
         for grant in &reply.granted {
             self.process_grant(grant.id, grant.lease_end, now);
@@ -148,6 +151,7 @@ impl Session {
     pub fn handle_hint(&mut self, hint: Hint, now: Time) {
         let Hint { n, bound, claim, lease_end } = hint;
         self.handle_left_queue(n);
+        self.adapting.handle_grants();
         let id = PlaceId { node: self.places.node(), poll_only: false, n, bound, claim };
         self.process_grant(id, lease_end, now);
     }

@@ -215,3 +215,29 @@ fn a_request_knows_what_it_is_sent_under() {
     learn(&mut rig, 1);
     assert_eq!(rig.session.sent_under().version, 0, "both were granted before the decrease");
 }
+
+/// What was in use before a pause, or under an operator's limit, says nothing of what a hint says was granted: a decrease
+/// that began there would go to the minimum at once.
+#[test]
+fn a_grant_that_another_process_made_is_not_alone() {
+    for is_known in [false, true] {
+        let mut rig = Rig::new(4);
+        rig.session.handle_adaptive(Some(RANGE), Time::ZERO);
+        if is_known {
+            learn(&mut rig, 4);
+        }
+        let now = rig.now();
+        rig.session.handle_pause(Some(now + ms(1500)), now);
+        let index = rig.request();
+        rig.settle();
+        rig.live(1200);
+        assert_eq!(rig.session.sent_under().in_use, 0, "by the last renewal");
+        // Another process ends the pause first, and grants all that wait.
+        rig.pass(400);
+        let gone = PlaceId { node: OTHER, poll_only: false, n: 9, bound: None, claim: None };
+        let hints = rig.other_leaves(gone);
+        rig.hint(hints[0]);
+        assert_eq!(rig.progress(index), Progress::Held);
+        assert_eq!(rig.session.sent_under().in_use, u32::MAX);
+    }
+}
