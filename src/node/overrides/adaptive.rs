@@ -5,8 +5,9 @@
 //! and for growth when requests wait; the server decides, by the versions that both know.
 //!
 //! *What is bounded.* One request of a process is in flight. It asks once for a decrease under one version, however many
-//! responses say the same, and for nothing for [`RETRY`] after a request that was refused or not answered. What could not
-//! be sent within [`RETRY`] is dropped: the next response, or the next interval, asks again.
+//! responses say the same, and for nothing for [`RETRY`] after a request that was refused or not answered. If the server
+//! refuses a name without a record, it has as many as may, so only names without one wait. What could not be sent within
+//! [`RETRY`] is dropped: the next response, or the next interval, asks again.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use crate::backend::{Change, Overrides};
 use crate::protocol::session::AdaptedHere;
 use crate::protocol::{Adapted, Adaptive, Adjustment, SentUnder, Time};
 
-/// The most names of which a process knows something by messages alone, which any client can send.
+/// The most names of which a process knows something by messages alone, which any client can send, or by its own
+/// responses.
 const KNOWN_MAX: usize = 2 * Overrides::ADAPTED_MOST;
 
 /// The limits that find themselves.
@@ -31,6 +33,8 @@ pub(super) struct Adaptations {
     is_sending: bool,
     /// Nothing is sent before this.
     not_before: Option<Time>,
+    /// Nothing is sent before this for a name without a record.
+    new_not_before: Option<Time>,
     /// The last question that was asked when a message last brought something.
     heard: Option<u64>,
 }
@@ -86,6 +90,9 @@ impl Adaptations {
         if is_known || known.is_some_and(|known| range.clamp(known.limit) == range.min()) {
             return false;
         }
+        if known.is_none() && self.is_full(name, now) {
+            return false;
+        }
         let entry = self.by_name.entry(Arc::clone(name)).or_default();
         if entry.lowered.is_some_and(|(version, at)| sent.version <= version && now < at + RETRY) {
             return false;
@@ -93,6 +100,12 @@ impl Adaptations {
         entry.lowered = Some((sent.version, now));
         self.wish(name, range, Adjustment::Lower(sent), now);
         true
+    }
+
+    /// Whether there is no room for a name without a record, on the server or here.
+    fn is_full(&self, name: &str, now: Time) -> bool {
+        let has_room = self.by_name.len() < KNOWN_MAX || self.by_name.contains_key(name);
+        !has_room || self.new_not_before.is_some_and(|at| now < at)
     }
 
     /// Notes that requests wait for the limit. Returns whether to ask for growth.
@@ -129,8 +142,10 @@ impl Adaptations {
         self.not_before = None;
         while let Some(name) = self.unsent.pop_front() {
             let wish = self.by_name.get_mut(&name).and_then(|entry| entry.wish.take());
+            let waits = self.new_not_before.is_some_and(|at| now < at);
             if let Some((range, adjustment, at)) = wish
                 && now <= at + RETRY
+                && !(waits && self.of(&name, now).is_none())
             {
                 (self.is_sending, self.sent) = (true, self.sent + 1);
                 let change = Change::Adapt { range, adjustment };
@@ -147,7 +162,12 @@ impl Adaptations {
         }
         self.is_sending = false;
         if outcome != Outcome::Recorded {
-            self.not_before = Some(now + RETRY);
+            let is_new = self.of(&of.name, now).is_none();
+            if outcome == Outcome::Refused && is_new {
+                self.new_not_before = Some(now + RETRY);
+            } else {
+                self.not_before = Some(now + RETRY);
+            }
             self.by_name.get_mut(&of.name).into_iter().for_each(|entry| entry.lowered = None);
         }
     }

@@ -105,7 +105,7 @@ fn at_the_minimum_nothing_is_asked() {
 
 #[test]
 fn what_was_not_recorded_is_asked_again_by_the_next_response() {
-    for outcome in [Outcome::Refused, Outcome::Unanswered, Outcome::Moved] {
+    for outcome in [Outcome::Unanswered, Outcome::Moved] {
         let mut all = Adaptations::default();
         all.lower(&x(), RANGE, under(0), at(0));
         let sending = all.next(at(0)).expect("it is sent");
@@ -116,6 +116,58 @@ fn what_was_not_recorded_is_asked_again_by_the_next_response() {
         assert_eq!(send(&mut all, at(1) + RETRY), [0], "{outcome:?}");
         assert_eq!(all.due(), None);
     }
+}
+
+/// The server refuses a name that it does not know if it has as many as may. Those that it knows go on.
+#[test]
+fn names_without_a_record_do_not_delay_those_that_have_one() {
+    let names: Vec<Arc<str>> = (0..50).map(|i| i.to_string().into()).collect();
+    let mut all = Adaptations::default();
+    hear(&mut all, number(90, 0), 0);
+    for (round, known) in [(0, 90), (1, 81), (2, 72)] {
+        let begin = 1500 * round;
+        for name in &names {
+            all.lower(name, RANGE, under(0), at(begin));
+        }
+        let mut refused = 0;
+        assert!(all.lower(&x(), RANGE, under(EPOCH + begin * 1000), at(begin + 1)), "{known}");
+        let lowered = loop {
+            let sending = all.next(at(begin + 1)).expect("it is sent at once");
+            let is_known = sending.name == x();
+            let outcome = if is_known { Outcome::Recorded } else { Outcome::Refused };
+            all.on_outcome(&sending, outcome, at(begin + 1));
+            refused += u32::from(!is_known);
+            if is_known {
+                break adjustment(&sending);
+            }
+        };
+        assert_eq!(lowered, Adjustment::Lower(under(EPOCH + begin * 1000)));
+        assert_eq!(refused, 1, "the others are not asked for");
+        assert!(!all.lower(&names[7], RANGE, under(0), at(begin + 1000)), "within a second");
+    }
+    // What is refused for one that it knows is refused for all.
+    all.lower(&x(), RANGE, under(u64::MAX), at(6000));
+    let sending = all.next(at(6000)).expect("it is sent");
+    all.on_outcome(&sending, Outcome::Refused, at(6000));
+    assert!(all.lower(&x(), RANGE, under(u64::MAX), at(6001)));
+    assert!(all.next(at(6001)).is_none());
+    assert_eq!(all.due(), Some(at(6000) + RETRY));
+    assert_eq!(send(&mut all, at(6000) + RETRY), [u64::MAX]);
+}
+
+#[test]
+fn names_that_nobody_answers_for_fill_no_memory() {
+    let mut all = Adaptations::default();
+    for i in 0..3 * super::KNOWN_MAX {
+        all.lower(&i.to_string().into(), RANGE, under(0), at(0));
+        all.forget_ended(at(0));
+    }
+    assert_eq!(all.by_name.len(), super::KNOWN_MAX);
+    assert!(all.unsent.len() <= super::KNOWN_MAX);
+    // The next that are sent make room.
+    assert!(all.next(at(1) + RETRY).is_none());
+    all.forget_ended(at(1) + RETRY);
+    assert!(all.by_name.is_empty());
 }
 
 #[test]
