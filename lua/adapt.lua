@@ -8,7 +8,8 @@
 --                                                 minutes after its last change, and the key expires with the last one.
 -- ARGV[1]   name        encoded
 -- ARGV[2]   seen        lower it: integer >= 0, the version of the limit under which a request was sent that the upstream
---                       refused; nothing changes if it was lowered since. Empty: raise it by one
+--                       refused; nothing changes if it was lowered since. At `min`, this keeps the record, once in
+--                       five minutes. Empty: raise it by one
 -- ARGV[3]   in_use      integer >= 0, the permits in use when that request was sent: a lower limit begins there
 -- ARGV[4]   min         integer >= 1
 -- ARGV[5]   max         integer >= min, which is the limit where there is no record
@@ -45,8 +46,13 @@ local new
 if seen then
   if limit and seen < lowered then return 0 end
   new = math.max(math.floor(math.min(current, in_use) * 9 / 10), min)
-  if new >= current then return 0 end
-  lowered = version
+  if new < current then
+    lowered = version
+  else
+    -- Refusals at the minimum keep it: without them it would end, and the maximum would follow.
+    if not limit or now - changed < kept_ms * 500 then return 0 end
+    new = limit
+  end
 else
   if not limit or current >= max then return 0 end
   -- A clock that stepped back is no reason to wait.

@@ -125,7 +125,13 @@ impl Adapted {
                 }
                 let from = u64::from(current.min(sent.in_use));
                 let limit = range.clamp(u32::try_from(from * 9 / 10).unwrap_or(u32::MAX));
-                (limit < current).then_some(Self { limit, lowered: version, changed: version })
+                if limit < current {
+                    return Some(Self { limit, lowered: version, changed: version });
+                }
+                // Refusals at the minimum keep it: without them it would end, and the maximum would follow.
+                before
+                    .filter(|before| before.changed.saturating_add(micros(Self::KEPT / 2)) <= now)
+                    .map(|before| Self { changed: version, ..before })
             }
             Adjustment::Raise => {
                 let before = before.filter(|_| current < range.max)?;
@@ -235,6 +241,19 @@ mod tests {
             let after = Adapted::adjusted(Some(number(before, 1, 1)), all, lower, (7, 7)).unwrap();
             assert!(after.limit < before && after.limit >= 1, "{before}: {after:?}");
         }
+    }
+
+    /// Else ten minutes of refusals at the minimum ended in the maximum.
+    #[test]
+    fn refusals_at_the_minimum_keep_it() {
+        let kept = 600 * SECOND;
+        let before = number(5, 7, SECOND);
+        assert_eq!(lower(Some(before), 7, 3, SECOND + kept / 2 - 1), None, "it was written lately");
+        let at = SECOND + kept / 2;
+        assert_eq!(lower(Some(before), 7, 3, at), Some(number(5, 7, at)));
+        assert_eq!(lower(Some(before), 6, 3, at), None, "sent before the decrease");
+        // As another range has it.
+        assert_eq!(lower(Some(number(2, 7, SECOND)), 7, 3, at), Some(number(2, 7, at)));
     }
 
     #[test]

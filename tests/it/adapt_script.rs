@@ -14,7 +14,7 @@ const KEY: &str = "semaphore:{!overrides}:adaptive";
 const BEGIN: u64 = 1_700_000_000_000_000;
 
 /// Wrong versions of the script: text, and its replacement.
-const MUTANTS: [(&str, &str); 22] = [
+const MUTANTS: [(&str, &str); 25] = [
     // Every refusal lowers it.
     ("if limit and seen < lowered then", "if false then"),
     ("if limit and seen < lowered then", "if limit and seen <= lowered then"),
@@ -31,7 +31,14 @@ const MUTANTS: [(&str, &str); 22] = [
     ("math.min(math.max(limit or max, min), max)", "limit or max"),
     ("current >= max then", "false then"),
     ("limit or max, min)", "limit or min, min)"),
-    ("if new >= current then return 0 end", ""),
+    // The minimum ends while refusals go on, or is written at each.
+    (
+        "if not limit or now - changed < kept_ms * 500 then return 0 end",
+        "if true then return 0 end",
+    ),
+    ("if not limit or now - changed < kept_ms * 500", "if not limit"),
+    ("    new = limit\n", ""),
+    ("if new < current then", "if true then"),
     // Growth by another clock, or at any time.
     ("now - changed < grow_ms * 1000", "false"),
     ("now - changed < grow_ms * 1000", "now - lowered < grow_ms * 1000"),
@@ -76,7 +83,19 @@ impl Model {
 
     /// A change that may be asked for now, and how much time passes before it.
     fn next(&mut self, chance: &mut fastrand::Rng) -> (Adaptive, Adjustment) {
-        let steps = [0, 1, 999, 999_999, 1_000_000, 1_000_001, 3_000_000, 599_999_999, 600_000_000];
+        let steps = [
+            0,
+            1,
+            999,
+            999_999,
+            1_000_000,
+            1_000_001,
+            3_000_000,
+            299_999_999,
+            300_000_000,
+            599_999_999,
+            600_000_000,
+        ];
         let most = if chance.u8(..8) == 0 { steps.len() } else { 7 };
         self.now += steps[chance.usize(..most)];
         if chance.u8(..20) == 0 {

@@ -85,9 +85,14 @@ impl Adaptations {
         sent: SentUnder,
         now: Time,
     ) -> bool {
-        let known = self.of(name, now).map(|here| here.adapted);
-        let is_known = known.is_some_and(|known| sent.version < known.lowered);
-        if is_known || known.is_some_and(|known| range.clamp(known.limit) == range.min()) {
+        let known = self.of(name, now);
+        let is_known = known.is_some_and(|here| sent.version < here.adapted.lowered);
+        let is_lowest = known.is_some_and(|here| {
+            let is_lowest = range.clamp(here.adapted.limit) == range.min();
+            // Refusals keep the record.
+            is_lowest && now + Adapted::KEPT / 2 < here.ends
+        });
+        if is_known || is_lowest {
             return false;
         }
         if known.is_none() && self.is_full(name, now) {

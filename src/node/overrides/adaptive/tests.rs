@@ -104,6 +104,20 @@ fn at_the_minimum_nothing_is_asked() {
 }
 
 #[test]
+fn at_the_minimum_its_record_is_kept_by_refusals() {
+    let half_ms = u64::try_from(Adapted::KEPT.as_millis()).expect("ten minutes") / 2;
+    let mut all = Adaptations::default();
+    hear(&mut all, number(5, 0), 0);
+    assert!(!all.lower(&x(), RANGE, under(EPOCH), at(half_ms - 1)));
+    assert!(all.lower(&x(), RANGE, under(EPOCH), at(half_ms)));
+    assert_eq!(send(&mut all, at(half_ms)), [EPOCH]);
+    assert!(!all.lower(&x(), RANGE, under(EPOCH), at(half_ms + 999)));
+    let kept = Adapted { lowered: EPOCH, ..number(5, half_ms) };
+    assert!(hear(&mut all, kept, 0));
+    assert!(!all.lower(&x(), RANGE, under(EPOCH), at(half_ms + 1000)));
+}
+
+#[test]
 fn what_was_not_recorded_is_asked_again_by_the_next_response() {
     for outcome in [Outcome::Unanswered, Outcome::Moved] {
         let mut all = Adaptations::default();
