@@ -7,6 +7,8 @@
 #[cfg(feature = "redis")]
 mod adapt_script;
 mod adaptive;
+#[cfg(feature = "redis")]
+mod adaptive_faults;
 #[cfg(all(feature = "admin", feature = "redis"))]
 mod admin;
 #[cfg(all(feature = "admin", feature = "redis"))]

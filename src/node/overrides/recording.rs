@@ -104,6 +104,10 @@ impl Recording {
     fn end(&self, outcome: Outcome) {
         if let Some(node) = self.node.upgrade() {
             node.overrides.on_outcome(&self.record, outcome, node.now());
+            if matches!(self.record, Record::Adapt(_)) && node.keeper().conditions().poll_only {
+                // No message brings what came of it.
+                node.overrides.want();
+            }
             node.ask_keeper();
         }
     }
