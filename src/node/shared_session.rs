@@ -183,17 +183,27 @@ impl SessionState {
         }
     }
 
-    /// From now on requests come whose limit finds itself within this range, or does not. This meter shows it.
+    /// From now on requests come whose limit finds itself within this range, or does not. Returns the limit, and this
+    /// meter, which is to show it once the lock is released; `None`: it is shown already, or there is none.
     #[cold]
-    pub(crate) fn adapt_within(&mut self, range: Option<Adaptive>, meter: &Meter, now: Time) {
+    pub(crate) fn adapt_within(
+        &mut self,
+        range: Option<Adaptive>,
+        meter: Option<Meter>,
+        now: Time,
+    ) -> Option<(Meter, u32)> {
         if self.session.adaptive() == range && self.adaptive_meter.is_some() == range.is_some() {
-            return;
+            return None;
         }
         self.session.handle_adaptive(range, now);
-        self.adaptive_meter = range.map(|_| meter.clone());
-        if let Some(limit) = self.session.adapted_limit() {
-            meter.on_adapted(limit, false);
-        }
+        self.adaptive_meter = meter.filter(|_| range.is_some());
+        self.adaptive_meter.clone().zip(self.session.adapted_limit())
+    }
+
+    /// Returns a meter of the requests that there are, or of the last one whose limit found itself.
+    pub(crate) fn any_meter(&self) -> Option<Meter> {
+        let of_requests = || self.records.iter().find_map(|record| record.meter.clone());
+        self.adaptive_meter.clone().or_else(of_requests)
     }
 
     /// The request of a place goes on, and its limit finds itself.

@@ -331,10 +331,14 @@ impl Semaphore {
         let node = self.node();
         let Some(shared) = node.sessions.get(name.into().as_str()) else { return };
         let limit = if let Limit::Permits(limit) = policy.limit { limit } else { u32::MAX };
-        node.act(&shared, node.now(), |session, now| {
-            session.handle_adaptive(policy.adaptive, now);
-            session.handle_policy(limit, policy.headroom, policy.rate, now);
-        });
+        let (mut state, now) = (shared.lock(), node.now());
+        let meter = state.any_meter();
+        let shown = state.adapt_within(policy.adaptive, meter, now);
+        state.session.handle_policy(limit, policy.headroom, policy.rate, now);
+        node.finish(&shared, state, now, None);
+        if let Some((meter, limit)) = shown {
+            meter.on_adapted(limit, false);
+        }
     }
 
     /// Returns the watchdog's visitor, which visits things from time to time while the background tasks run.

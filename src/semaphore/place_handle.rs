@@ -75,7 +75,7 @@ impl PlaceHandle {
         let mut options = options(policy, claim);
         let node = tasks.node();
         let now = node.clock.time(now);
-        let mut same_number = None;
+        let (mut same_number, mut shown) = (None, None);
         let take = |state: &mut SessionState, time| {
             // Read under the lock of the session: if it is not closed yet, `give_back` finds the place.
             if node.is_closed() {
@@ -86,7 +86,7 @@ impl PlaceHandle {
                 options.max_queue = None;
             }
             if policy.adaptive.is_some() || state.session.adaptive().is_some() {
-                state.adapt_within(policy.adaptive, of.meter, time);
+                shown = state.adapt_within(policy.adaptive, Some(of.meter.clone()), time);
             }
             let Some(index) = state.session.handle_request(limit, options, time) else {
                 return Err(AcquireError::Unavailable(BackendError::call(format!(
@@ -104,6 +104,9 @@ impl PlaceHandle {
             Some(remembered) => node.with_remembered(remembered, name, now, take),
             None => node.with_session(name.as_str(), now, take),
         };
+        if let Some((meter, limit)) = shown {
+            meter.on_adapted(limit, false);
+        }
         if let (Some(other), Some(tenant)) = (same_number, tenant) {
             // Not under the lock: a subscriber may use a semaphore itself.
             tracing::debug!(

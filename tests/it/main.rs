@@ -9,6 +9,8 @@ mod adapt_script;
 mod adaptive;
 #[cfg(feature = "redis")]
 mod adaptive_faults;
+#[cfg(all(feature = "admin", feature = "metrics", feature = "redis"))]
+mod adaptive_shown;
 #[cfg(all(feature = "admin", feature = "redis"))]
 mod admin;
 #[cfg(all(feature = "admin", feature = "redis"))]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use futures_util::future::join_all;
 
 use super::Semaphore;
-use super::inspection::{INSPECTED_MAX, Inspection};
+use super::inspection::{AdaptedLimit, INSPECTED_MAX, Inspection};
 use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
@@ -32,10 +32,22 @@ impl Node {
             |session: &Session| session.adapted_limit().or_else(|| session.policy_limit());
         let limit = set.or_else(|| match self.read_session(name, of_session) {
             Some(limit) => limit,
-            None => Some(self.overrides.adapted_of(name, self.now())?.0.limit),
+            None => Some(self.adapted(name)?.limit),
         });
         // Where only a rate counts.
         limit.filter(|limit| *limit < u32::MAX)
+    }
+
+    /// Returns the number that the limit has found, unless this process uses the semaphore with a limit of its own.
+    pub(super) fn adapted(&self, name: &str) -> Option<AdaptedLimit> {
+        let now = self.now();
+        let (adapted, since) = self.overrides.adapted_of(name, now)?;
+        let of_session = |session: &Session| (session.policy_limit(), session.adapted_limit());
+        let limit = match self.read_session(name, of_session) {
+            Some((Some(_), limit)) => limit?,
+            _ => adapted.limit,
+        };
+        Some(AdaptedLimit { limit, unchanged_for: now.since(since) })
     }
 
     /// Returns whether this process uses the semaphore, with a policy without a rate.

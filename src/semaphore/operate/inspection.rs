@@ -250,9 +250,7 @@ impl Inspection {
                 by: by.to_string(),
                 cause,
             }),
-            adapted: own.overrides.adapted_of(name, own.now()).map(|(adapted, since)| {
-                AdaptedLimit { limit: adapted.limit, unchanged_for: own.now().since(since) }
-            }),
+            adapted: own.adapted(name),
             is_cut,
             tenants,
             limit: own
