@@ -18,8 +18,8 @@ use tower_semaphore::backend::seam::{
     PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use tower_semaphore_protocol::{
-    BoundRate, Call, Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, RateUsage, Reply,
-    WORK_MAX,
+    Adapted, Adaptive, Adjustment, BoundRate, Call, Caller, Grant, Ledger, NodeId, Op, PlaceId,
+    PlaceStatus, RateUsage, Reply, SentUnder, WORK_MAX,
 };
 
 use crate::fair::{Breach, Done, Judge, Stored};
@@ -248,6 +248,8 @@ pub enum Message {
     Recall(Arc<str>),
     /// An override of a name changed.
     Overridden,
+    /// The adaptive limit of a name changed.
+    Adapted(Arc<str>, Adapted),
     /// A message from another process.
     Told(Arc<str>, PeerMessage),
 }
@@ -393,7 +395,7 @@ impl Port {
                     Message::Recall(key) => {
                         state.recalls.extend(name_of(key).map(|name| (now, name)));
                     }
-                    Message::Overridden | Message::Told(..) => {}
+                    Message::Overridden | Message::Adapted(..) | Message::Told(..) => {}
                 }
                 drop(state);
                 let Some(mailbox) = mailbox else { return };
@@ -402,6 +404,7 @@ impl Port {
                     Message::Recall(_) if self.is_deaf_to_recalls() => {}
                     Message::Recall(key) => mailbox.recall(&key),
                     Message::Overridden => mailbox.overridden(),
+                    Message::Adapted(name, adapted) => mailbox.adapted(&name, adapted),
                     Message::Told(key, message) => mailbox.message(&key, message),
                 }
                 return;
@@ -933,6 +936,21 @@ pub struct Site<'a> {
     pub judges: bool,
     /// A planted fault.
     pub planted: Option<Planted>,
+    /// The changes of adaptive limits.
+    pub adapted: Vec<AdaptedStep>,
+}
+
+/// A change of an adaptive limit, for the checker.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptedStep {
+    /// The name.
+    pub name: usize,
+    /// The server's clock, in µs.
+    pub now: u64,
+    /// The limit before it; `None`: that of the policy.
+    pub before: Option<Adapted>,
+    /// The limit after it.
+    pub after: Adapted,
 }
 
 /// An operation on the places of a name, for the checker.
@@ -942,6 +960,8 @@ pub struct Step<'a> {
     pub name: usize,
     /// What was called.
     pub op: &'static str,
+    /// The process that called.
+    pub node: Option<NodeId>,
     /// The server's clock, in ms.
     pub now: u64,
     /// The limit that the caller supplied.
@@ -977,6 +997,14 @@ impl Batch {
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
         (self.calls.len(), self.calls.iter().map(Request::places).sum())
+    }
+
+    /// Returns whether it sets an override.
+    #[must_use]
+    pub fn sets_overrides(&self) -> bool {
+        let sets =
+            |request: &Request| matches!(request, Request::Query(_, Question::Override { .. }));
+        self.calls.iter().any(sets)
     }
 
     /// Returns the names whose places it takes or restores.
@@ -1137,12 +1165,19 @@ impl Store {
                     if site.planted == Some(Planted::IgnoresPauses) {
                         read.pauses.clear();
                     }
+                    if site.planted == Some(Planted::NumberBeatsOperator) {
+                        let adapted = &read.adapted;
+                        read.names.retain(|name, _| !adapted.contains_key(name));
+                    }
                     Box::new(read)
                 };
                 let news = (*known != self.overrides.version).then(read);
                 Response::Overrides(news)
             }
             Question::Override { name, change } => {
+                if let Change::Adapt { range, adjustment } = change {
+                    return self.adapt(name, *range, *adjustment, site, messages);
+                }
                 let before = self.overrides.version;
                 if !self.overrides.change(name, change.clone(), now / 1000) {
                     return Response::Failed(BackendError::call("too many overrides"));
@@ -1193,6 +1228,7 @@ impl Store {
                     (site.audit)(&Step {
                         name,
                         op: if *take { "revoke" } else { "look" },
+                        node: None,
                         now: now / 1000,
                         limit: 0,
                         for_all: true,
@@ -1215,6 +1251,62 @@ impl Store {
                 Response::Revoked(revoked.map(|end| end.saturating_sub(now / 1000)))
             }
         }
+    }
+
+    fn adapt(
+        &mut self,
+        name: &Arc<str>,
+        range: Adaptive,
+        adjustment: Adjustment,
+        site: &mut Site<'_>,
+        messages: &mut Vec<(Option<NodeId>, Message)>,
+    ) -> Response {
+        let now = site.now;
+        let is_known = self.overrides.adapted.contains_key(name);
+        let (range, adjustment) = match (site.planted, adjustment) {
+            (Some(Planted::LowersAtEach), Adjustment::Lower(sent)) => {
+                (range, Adjustment::Lower(SentUnder { version: u64::MAX, ..sent }))
+            }
+            (Some(Planted::LeavesRange), Adjustment::Lower(sent)) => (
+                Adaptive::between(1, range.max()),
+                Adjustment::Lower(SentUnder { in_use: 1, ..sent }),
+            ),
+            (Some(Planted::GrowsByRefusals), Adjustment::Lower(_)) if is_known => {
+                (range, Adjustment::Raise)
+            }
+            (Some(Planted::NeverGrows), Adjustment::Raise) => return Response::Done,
+            unchanged => (range, unchanged.1),
+        };
+        let change = Change::Adapt { range, adjustment };
+        let is_raised = matches!(adjustment, Adjustment::Raise);
+        // A second time, as if the interval had passed.
+        let twice = is_raised && site.planted == Some(Planted::GrowsAtOnce);
+        for at in [now, now + 1_000_000].into_iter().take(1 + usize::from(twice)) {
+            let all = &mut self.overrides;
+            let version = all.version;
+            let before = all.adapted.get(name).copied().filter(|one| !one.left(now).is_zero());
+            if !all.change(name, change.clone(), at / 1000) {
+                return Response::Failed(BackendError::call("too many adaptive limits"));
+            }
+            let after = all.adapted.get(name).copied();
+            if let Some(after) = after.filter(|_| all.version != version) {
+                // As for the others.
+                all.version = now.max(version + 1);
+                if let Some(name) = name_of(name) {
+                    site.adapted.push(AdaptedStep { name, now, before, after });
+                }
+                messages.push((None, Message::Adapted(Arc::clone(name), after)));
+            }
+        }
+        Response::Done
+    }
+
+    /// Returns the adaptive limit of a name, if one is in force.
+    #[must_use]
+    pub fn adapted_of(&self, name: usize, now: u64) -> Option<Adapted> {
+        let all = self.overrides.adapted.iter();
+        let of_name = all.filter(|(key, _)| name_of(key) == Some(name)).map(|(_, one)| *one);
+        of_name.into_iter().find(|one| !one.left(now).is_zero())
     }
 
     fn one(
@@ -1359,6 +1451,7 @@ impl Store {
             (site.audit)(&Step {
                 name,
                 op,
+                node: Some(*node),
                 now: now / 1000,
                 limit,
                 for_all: call.for_all,

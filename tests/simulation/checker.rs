@@ -1,11 +1,14 @@
 //! Watches what each request was answered and what each server holds, and reports what was wrong.
 
+mod adaptive;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
 use foldhash::fast::FixedState;
 use tower_semaphore_protocol::{NodeId, PlaceId};
 
+use self::adaptive::Numbers;
 use crate::backend::Step;
 use crate::plan::{AskPlan, OutagePolicy, Plan, PolicyPlan, Scenario};
 use crate::process::{Entry, Refusal, Seen};
@@ -105,6 +108,8 @@ pub struct Life {
     queues: Vec<BTreeSet<(u64, usize)>>,
     /// Since when it has had places of requests that ended long before.
     keeps: Vec<Option<u64>>,
+    /// When a request of it last waited, by name.
+    waited: Vec<u64>,
     /// Its open requests, by name.
     alive: Vec<u64>,
     /// When requests ended, kept for a while.
@@ -253,6 +258,10 @@ pub struct Checker {
     revocations: Vec<Vec<u64>>,
     call_errors_until: u64,
     quarantine: bool,
+    /// By name: its limit, if it finds itself.
+    numbers: Vec<Option<Numbers>>,
+    /// Whether the clock of a server was set.
+    is_clock_set: bool,
 }
 
 impl Checker {
@@ -288,7 +297,10 @@ impl Checker {
             limits: (0..names)
                 .map(|name| {
                     let limits = || plan.bounds(name).map(|(limit, _)| limit);
-                    (limits().max().unwrap_or(0), limits().min().unwrap_or(0))
+                    // A request that costs more than the lowest adaptive limit never fits.
+                    let lowest = policies(name).filter_map(|policy| Some(policy.adaptive?.min));
+                    let least = limits().chain(lowest).min();
+                    (limits().max().unwrap_or(0), least.unwrap_or(0))
                 })
                 .collect(),
             unsettled: vec![0; names],
@@ -346,6 +358,8 @@ impl Checker {
             revocations: vec![Vec::new(); names],
             call_errors_until: 0,
             quarantine: plan.quarantine,
+            numbers: (0..names).map(|name| Numbers::new(plan, name)).collect(),
+            is_clock_set: false,
         }
     }
 
@@ -370,6 +384,7 @@ impl Checker {
             recalls: vec![VecDeque::new(); self.names],
             queues: vec![BTreeSet::new(); self.names],
             keeps: vec![None; self.names],
+            waited: vec![0; self.names],
             alive: vec![0; self.names],
             ended: vec![VecDeque::new(); self.names],
             lingering: vec![VecDeque::new(); self.names],
@@ -482,6 +497,7 @@ impl Checker {
     /// Notes that a server's clock is set, back by this much or forward. Leases then end sooner or later than their
     /// holders assume.
     pub fn clock_steps(&mut self, server: usize, until: u64, back: u64, home: &[usize]) {
+        self.is_clock_set = true;
         for name in (0..self.names).filter(|name| home[*name] == server) {
             self.uncapped[name] = self.uncapped[name].max(until + SETTLE);
             // No process renews these, so they last that much longer.
@@ -529,6 +545,7 @@ impl Checker {
 
     /// Notes that an operator sets a limit.
     pub fn limit_set(&mut self, name: usize, limit: u32) {
+        self.set_instead(name, limit);
         self.limits[name].0 = self.limits[name].0.max(limit);
         self.least_set[name] = self.least_set[name].min(limit);
     }
@@ -731,6 +748,7 @@ impl Checker {
     /// Checks an operation that was carried out.
     pub fn step(&mut self, at: u64, step: &Step<'_>) {
         self.follow_waiters(at, step);
+        self.limit_of_call(at, step);
         let count = step.after.count();
         // The places that it names, and those that it sweeps, grants or passes over. Those that are passed over for
         // nothing were posted and removed.
@@ -904,7 +922,9 @@ impl Checker {
                     (request.granted, request.is_handed) = (Some(at), is_handed);
                 }
                 let life = &mut self.lives[process];
-                life.queues[name].remove(&(request.begun, number));
+                if life.queues[name].remove(&(request.begun, number)) {
+                    life.waited[name] = at;
+                }
                 if is_handed {
                     // It made no call when it came, and may make one when it leaves.
                     life.events = life.events.saturating_sub(2);
@@ -938,8 +958,13 @@ impl Checker {
                 self.over(number, at);
             }
             Seen::GivesBack => self.over(number, at),
+            Seen::TooMany => {
+                self.count("refused by the upstream");
+                self.upstream_refused(process, name, request.granted.unwrap_or(at));
+            }
             Seen::BacksOff(ms) => {
                 self.count("backed off");
+                self.upstream_refused(process, name, request.granted.unwrap_or(at));
                 self.asks_for_pause(name, at, ms);
             }
             Seen::BreaksOff => {
@@ -974,7 +999,9 @@ impl Checker {
             return;
         }
         let life = &mut self.lives[request.process];
-        life.queues[request.name].remove(&(request.begun, number));
+        if life.queues[request.name].remove(&(request.begun, number)) {
+            life.waited[request.name] = at;
+        }
         life.alive[request.name] -= 1;
         life.ended[request.name].push_back(at);
         life.used[request.name] = life.used[request.name].max(at);
@@ -1268,8 +1295,9 @@ impl Checker {
         }
         let limit = match set {
             (_, true) => Some(0),
-            (limit, _) => limit,
+            (limit, _) => limit.or_else(|| self.numbers[name].as_ref()?.lowest()),
         };
+        self.look_at_growth(at, name, units, living_waits);
         // Each is judged by its own limit, and waits for those before it. The order among tenants is not checked here,
         // and a place of a tenant with a cap may wait.
         let fits =

@@ -373,6 +373,29 @@ pub struct PolicyPlan {
     pub rate: Option<(u32, u64)>,
     /// For how long, in ms, the upstream wants no request, as one in ten is told.
     pub backoff: Option<u64>,
+    /// How the limit finds itself, if it does.
+    pub adaptive: Option<AdaptivePlan>,
+}
+
+/// How a limit finds itself below that of its policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdaptivePlan {
+    /// The lowest limit.
+    pub min: u32,
+    /// In how many ms the upstream begins once to refuse requests, for how long, and until when it does.
+    pub every: u64,
+    /// See there.
+    pub lasts: u64,
+    /// See there.
+    pub until: u64,
+}
+
+impl AdaptivePlan {
+    /// Returns whether the upstream refuses what is answered now, in ms.
+    #[must_use]
+    pub const fn refuses(self, at: u64) -> bool {
+        at < self.until && at % self.every < self.lasts
+    }
 }
 
 /// How a permit is released.
@@ -526,6 +549,18 @@ pub enum Planted {
     LosesAnswers,
     /// A process does not learn of pauses.
     IgnoresPauses,
+    /// A server lowers an adaptive limit at each refusal.
+    LowersAtEach,
+    /// A server lowers and raises an adaptive limit out of its range.
+    LeavesRange,
+    /// A process takes an adaptive limit for more than that of an operator.
+    NumberBeatsOperator,
+    /// A server raises an adaptive limit twice at once.
+    GrowsAtOnce,
+    /// A server raises an adaptive limit where a refusal would lower it.
+    GrowsByRefusals,
+    /// A server never raises an adaptive limit.
+    NeverGrows,
     // From here on: a server whose ledger is [`Naive`](crate::naive::Naive).
     /// No fault: the test's own ledger, with all its rules. It has none for rates, so the plan's do not count.
     Naive,
@@ -566,7 +601,7 @@ impl Planted {
     /// process of their own.
     ///
     /// Each comes with the rule that it breaks.
-    pub const ALL: [(Self, &str); 46] = [
+    pub const ALL: [(Self, &str); 52] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -599,6 +634,12 @@ impl Planted {
         (Self::NeverConnects, "admitted"),
         (Self::LosesAnswers, "work: reconnects"),
         (Self::IgnoresPauses, "pause"),
+        (Self::LowersAtEach, "adaptive: burst"),
+        (Self::LeavesRange, "adaptive: range"),
+        (Self::NumberBeatsOperator, "adaptive: operator"),
+        (Self::GrowsAtOnce, "adaptive: interval"),
+        (Self::GrowsByRefusals, "adaptive: growth"),
+        (Self::NeverGrows, "adaptive: stuck"),
         (Self::SettlesNothing, "turn"),
         (Self::StampsAnew, "turn"),
         (Self::LevelByWaiting, "turn"),
@@ -730,6 +771,7 @@ impl Plan {
         plan.add_reuse(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 97])));
         plan.add_rates(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 109])));
         plan.add_pauses(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 113])));
+        plan.add_adaptive(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 149])));
         plan
     }
 
@@ -788,7 +830,9 @@ impl Plan {
             return Cow::Borrowed(self);
         }
         let mut plan = self.clone();
-        plan.policies.iter_mut().flatten().for_each(|policy| policy.rate = None);
+        for policy in plan.policies.iter_mut().flatten() {
+            (policy.rate, policy.adaptive) = (None, None);
+        }
         Cow::Owned(plan)
     }
 
@@ -835,6 +879,29 @@ impl Plan {
             at += rng.between(300, 4000);
         }
         self.operations.sort_by_key(|operation| operation.at);
+    }
+
+    /// Has the limits of some names find themselves: their upstreams refuse requests from time to time.
+    fn add_adaptive(&mut self, rng: &mut Rng) {
+        if matches!(self.scenario, Scenario::Large | Scenario::Tardy | Scenario::Layer) {
+            return;
+        }
+        for name in 0..self.names {
+            let (is_chosen, part) = (rng.percent(25), rng.pick(&[1, 2, 4]));
+            let every = rng.pick(&[300, 1000, 2500]);
+            let lasts = rng.pick(&[5, 50, every / 4]);
+            let has_room = |own: &Vec<PolicyPlan>| own[name].limit > own[name].headroom + 1;
+            if !is_chosen || !self.policies.iter().all(has_room) {
+                continue;
+            }
+            for policy in self.policies.iter_mut().map(|own| &mut own[name]) {
+                let min = (policy.limit / part).clamp(policy.headroom + 1, policy.limit - 1);
+                policy.adaptive = Some(AdaptivePlan { min, every, lasts, until: self.load });
+            }
+            // Their limit is no other than that of their process.
+            let requests = self.requests.iter_mut().filter(|request| request.name == name);
+            requests.for_each(|request| request.bound = None);
+        }
     }
 
     /// Has permits of some names passed on; for some of these not by every process, as in a rolling change.
@@ -940,6 +1007,7 @@ impl Plan {
                 reuse: false,
                 rate: None,
                 backoff: None,
+                adaptive: None,
             })
             .collect();
         let differ = matches!(scenario, Scenario::Deploy | Scenario::All);

@@ -21,13 +21,15 @@ use tokio::time::{Instant, Sleep, advance, sleep, sleep_until};
 use tower_layer::Layer;
 use tower_semaphore::limit::{Refusal as LayerRefusal, RefusalReason};
 use tower_semaphore::{
-    AcquireError, Ask, ConcurrencyLimitLayer, ConnectionState, Feedback, Limit, Name,
+    AcquireError, Adaptive, Ask, ConcurrencyLimitLayer, ConnectionState, Feedback, Limit, Name,
     OnUnavailable, Permit, Policy, RejectReason, Semaphore,
 };
 use tower_service::Service;
 
 use crate::backend::{Incoming, Port, SimBackend};
-use crate::plan::{AskPlan, Deed, GiveBack, OutagePolicy, Planted, PolicyPlan, RequestPlan};
+use crate::plan::{
+    AdaptivePlan, AskPlan, Deed, GiveBack, OutagePolicy, Planted, PolicyPlan, RequestPlan,
+};
 
 /// How often a client may be polled while its clock stands still.
 const POLLS_MAX: u32 = 200;
@@ -61,6 +63,8 @@ pub enum Seen {
     Operated(u64, bool),
     /// The upstream asked for a pause of this many ms.
     BacksOff(u64),
+    /// The upstream refused its request.
+    TooMany,
     /// A place was revoked.
     Revoked,
     /// The process shuts down.
@@ -214,6 +218,7 @@ struct Client {
     plan: RequestPlan,
     policy: Policy,
     backoff: Option<u64>,
+    adaptive: Option<AdaptivePlan>,
     semaphore: Semaphore,
     journal: Arc<Journal>,
     planted: Option<Planted>,
@@ -365,6 +370,7 @@ impl Process {
             plan,
             policy: policy_of(policy, plan.wait, self.planted),
             backoff: policy.backoff.filter(|_| number.is_multiple_of(10)),
+            adaptive: policy.adaptive,
             semaphore: self.semaphore.clone(),
             journal: Arc::clone(&self.journal),
             planted: self.planted,
@@ -461,6 +467,10 @@ fn policy_of(plan: &PolicyPlan, wait: u64, planted: Option<Planted>) -> Policy {
             Policy::builder(plan.limit).rate(starts, Duration::from_millis(window))
         }
         None => Policy::builder(plan.limit),
+    };
+    let builder = match plan.adaptive {
+        Some(AdaptivePlan { min, .. }) => builder.adaptive(Adaptive::between(min, plan.limit)),
+        None => builder,
     };
     builder
         .headroom(plan.headroom)
@@ -674,6 +684,10 @@ impl Client {
         if let Some(ms) = self.backoff {
             permit.feedback(Feedback::Backoff(Duration::from_millis(ms)));
             self.saw(Seen::BacksOff(ms));
+        }
+        if self.adaptive.is_some_and(|plan| plan.refuses(self.journal.port.now() / 1000)) {
+            self.saw(Seen::TooMany);
+            permit.feedback(Feedback::TooMany);
         }
         self.saw(if is_broken_off { Seen::BreaksOff } else { Seen::GivesBack });
         if self.planted == Some(Planted::KeepsTooLong) && self.number % 10 == 7 {

@@ -13,12 +13,17 @@ use simulation::world::{Outcome, run};
 /// The number of runs in the test of all rules.
 const RUNS: usize = 500;
 /// The number of runs that meet each kind of fault at least once.
-const KINDS: [&str; 32] = [
+const KINDS: [&str; 37] = [
     "policy: refuse",
     "policy: admit",
     "policy: local",
     "policy: quarantine",
     "policy: reuse",
+    "policy: adaptive",
+    "refused by the upstream",
+    "adaptive limits lowered",
+    "adaptive limits raised",
+    "calls under an operator's limit in place of an adaptive one",
     "poll-only connections",
     "calls overtaken",
     "calls of closed connections",
@@ -117,8 +122,15 @@ fn the_same_seed_gives_the_same_hash() {
 #[test]
 fn other_builds_give_the_same_hash() {
     let hash = |scenario, seed| run(&Plan::new(scenario, seed), false, &|| {}).hash;
-    let scenarios =
-        [Scenario::Calm, Scenario::Loss, Scenario::Operators, Scenario::Processes, Scenario::Layer];
+    let scenarios = [
+        Scenario::Calm,
+        Scenario::Loss,
+        Scenario::Operators,
+        Scenario::Processes,
+        Scenario::Layer,
+        // With a limit that finds itself.
+        Scenario::Network,
+    ];
     let seen: Vec<_> = scenarios
         .into_iter()
         .map(|scenario| format!("{} {:016x}", scenario.name(), hash(scenario, 5)))
@@ -161,7 +173,7 @@ fn suspended_and_then_cut_off(plan: &mut Plan) {
     plan.faults = Vec::new();
     for policy in plan.policies.iter_mut().flatten() {
         (policy.lease, policy.linger, policy.limit, policy.headroom) = (1500, 0, 1, 0);
-        policy.outage = OutagePolicy::Refuse;
+        (policy.outage, policy.adaptive) = (OutagePolicy::Refuse, None);
     }
     for (number, request) in plan.requests.iter_mut().enumerate() {
         request.process = usize::from(number >= plan.names);
@@ -182,7 +194,7 @@ fn suspended_and_then_cut_off(plan: &mut Plan) {
 /// Nearly all requests are of one process, wait for the only permit, and die together.
 fn all_in_one_that_crashes(plan: &mut Plan) {
     for policy in plan.policies.iter_mut().flatten() {
-        policy.limit = 1;
+        (policy.limit, policy.adaptive) = (1, None);
     }
     for (number, request) in plan.requests.iter_mut().enumerate() {
         (request.at, request.wait) = (100, 8000);

@@ -282,6 +282,9 @@ impl<'a> World<'a> {
                 if policy.reuse {
                     world.checker.count("policy: reuse");
                 }
+                if policy.adaptive.is_some() {
+                    world.checker.count("policy: adaptive");
+                }
             }
         }
         if plan.quarantine {
@@ -879,12 +882,19 @@ impl<'a> World<'a> {
             audit: &mut |step| checker.step(now, step),
             judges: self.plan.scenario != Scenario::Crowd,
             planted: self.plan.planted,
+            adapted: Vec::new(),
         };
         let (answers, messages) = store.carry_out(batch, &mut site);
+        for step in site.adapted {
+            checker.adapted(now, process, &step);
+        }
         self.note(|| {
             format!("server {server}: process {process} asks {}=> {}", batch.text(), answers.text())
         });
         self.digest(&[now, answers.digest()]);
+        if batch.sets_overrides() {
+            self.look_at_overrides();
+        }
         for (to, message) in messages {
             self.publish(server, to, &message);
         }
@@ -1130,6 +1140,7 @@ impl<'a> World<'a> {
                 self.checker.data_lost(name, now, until);
             }
             if homes[self.plan.names] == server {
+                self.checker.numbers_lost();
                 // The overrides are lost, and for a while each process applies something else.
                 (0..self.plan.names)
                     .for_each(|name| self.checker.unsettle(name, until + 3000 * MS));
@@ -1321,6 +1332,7 @@ impl<'a> World<'a> {
                 }
             }
         }
+        self.look_at_overrides();
         for name in 0..names {
             let server = self.homes[name];
             let known = &self.servers[server];
@@ -1333,6 +1345,15 @@ impl<'a> World<'a> {
                     Stock { places: &counts[at..at + columns], waiting: &waiting[name], units };
                 self.checker.look(now, name, server, seen, set);
             }
+        }
+    }
+
+    fn look_at_overrides(&mut self) {
+        let keeper = &self.servers[self.homes[self.plan.names]];
+        for name in 0..self.plan.names {
+            let (set, clock) = (keeper.store.override_of(name), keeper.clock(self.now));
+            let adapted = keeper.store.adapted_of(name, clock);
+            self.checker.look_at_overrides(self.now, name, set, adapted);
         }
     }
 
