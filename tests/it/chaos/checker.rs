@@ -31,6 +31,8 @@
 //!   [`SLACK`] before its end, which is the time that the response named, unless an operator resumed. If a fault was on
 //!   when the messages were on their way, what it held back may start until [`MESSAGE`] after its end. After a loss of
 //!   data, or a fault of one of several servers, nothing is known of that pause.
+//! * **adaptive**: a limit that finds itself is within its range, and was lowered no more often than the upstream refused
+//!   requests.
 //! * **progress**: each key is served after the last fault.
 //! * **answer**: each request has its head within wait + its work + [`MARGIN`], and its body within its duration +
 //!   [`MARGIN`]; the time in which its gateway was frozen is added. Redis is no excuse.
@@ -49,6 +51,7 @@
 //!
 //! If this machine stood still even for the test, all times are longer by that.
 
+mod adaptive;
 mod grants;
 
 use std::collections::BTreeMap;
@@ -56,6 +59,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use self::adaptive::Numbers;
 use self::grants::{Pauses, Starts};
 use super::history::{At, End, Fair, Fault, Kind, Request, Run, What};
 
@@ -99,6 +103,8 @@ pub(crate) struct Report {
     /// By key with a rate.
     pub(crate) starts: Vec<Starts>,
     pub(crate) pauses: Pauses,
+    /// If a limit finds itself.
+    pub(crate) numbers: Option<Numbers>,
     /// The time from sending to head, for granted requests.
     pub(crate) head_ms_p50: f64,
     pub(crate) head_ms_p99: f64,
@@ -133,6 +139,7 @@ pub(crate) fn check(run: &Run) -> Report {
             check.rate(key, rate);
         }
         check.pause(key);
+        check.adaptive(key);
         if run.rules.fair == Fair::Arrival {
             check.order(key, None);
             check.idle(key, None);
@@ -421,7 +428,9 @@ impl Check<'_> {
     // ===== idle =====
 
     fn idle(&mut self, key: usize, tenant: Option<usize>) {
-        let limit = self.run.rules.limits[key];
+        // One that finds itself is at least this.
+        let is_adaptive = self.run.rules.is_adaptive(key);
+        let limit = if is_adaptive { 1 } else { self.run.rules.limits[key] };
         let each = if let Fair::Each(each) = self.run.rules.fair { each } else { usize::MAX };
         let mut seen = Vec::new();
         for (_, request) in self.of_key(key, None) {
@@ -784,6 +793,12 @@ impl fmt::Display for Report {
             f,
             "pauses: {asked} asked for, {recorded} recorded, {resumes} resumes; judged for {judged_ms:.0} ms"
         )?;
+        if let Some(Numbers { changes, decreases, refusals }) = self.numbers {
+            writeln!(
+                f,
+                "adaptive limit: {changes} changes seen, {decreases} decreases, {refusals} refusals"
+            )?;
+        }
         match self.empty_after_ms {
             Some(after) => writeln!(f, "Redis empty {after:.0} ms after the last request")?,
             None => writeln!(f, "Redis not empty in the end")?,

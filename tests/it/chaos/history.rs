@@ -24,6 +24,8 @@ pub(crate) struct Run {
     pub(crate) starts: Vec<Start>,
     /// The pauses that Redis recorded.
     pub(crate) pauses: Vec<Pause>,
+    /// The adaptive limits that Redis recorded.
+    pub(crate) numbers: Vec<Number>,
     /// When an operator asked for an end of all pauses, and when that was answered.
     pub(crate) resumes: Vec<(At, At)>,
     /// When no key was left in Redis, after the last request had ended: none without a rate, and none at all.
@@ -48,6 +50,24 @@ pub(crate) struct Rules {
     pub(crate) fair: Fair,
     /// The number of gateways that pass permits on to their own next requests.
     pub(crate) reuse: usize,
+    /// The key whose limit finds itself, from 1 to that of the rules, if there is one.
+    pub(crate) adaptive: Option<usize>,
+}
+
+impl Rules {
+    /// Returns whether the limit of a key finds itself.
+    pub(crate) fn is_adaptive(&self, key: usize) -> bool {
+        self.adaptive == Some(key)
+    }
+}
+
+/// A change of the adaptive limit, as Redis recorded it, by its clock.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Number {
+    pub(crate) limit: usize,
+    /// When it was last lowered, and last changed.
+    pub(crate) lowered: At,
+    pub(crate) changed: At,
 }
 
 /// How many requests of a key may start in a window.

@@ -1,6 +1,7 @@
 //! Chaos: real gateways on one Redis, a fault every few hundred ms, and a checker that reads the result.
 //!
-//! One key has a rate beside its limit. The upstream of another asks for pauses, and an operator ends some of them.
+//! One key has a rate beside its limit. The upstream of another asks for pauses, and an operator ends some of them. The
+//! limit of that key can find itself.
 //!
 //! A run has a seed, which decides its schedule of faults: the same seed gives the same schedule. What the clients meet
 //! still depends on the machine.
@@ -118,6 +119,7 @@ impl Course {
             shape,
             fair,
             reuse,
+            adaptive: number("CHAOS_ADAPTIVE").map(|_| PAUSED),
         };
         let recorder = Arc::new(Recorder::new(rules));
         let world = World::start(Arc::clone(&recorder)).await;
@@ -180,8 +182,8 @@ impl Course {
         let (mut empty, mut forgotten, mut left) = (None, None, Vec::new());
         while forgotten.is_none() && Instant::now() < until {
             left = block_in_place(|| redis.left());
-            // It is remembered for an hour that pauses were ended.
-            left.retain(|key| key != "semaphore:{!overrides}:pauses");
+            // It is remembered for an hour that pauses were ended, and for ten minutes how a limit was found.
+            left.retain(|key| !key.starts_with("semaphore:{!overrides}:"));
             if left.iter().all(&rated) {
                 empty = empty.or_else(|| Some(recorder.now()));
             }

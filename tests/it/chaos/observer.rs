@@ -1,6 +1,7 @@
-//! What Redis itself says of a run: each start that it counts for a rate, and each pause that it records.
+//! What Redis itself says of a run: each start that it counts for a rate, and each pause and adaptive limit that it
+//! records.
 //!
-//! Both stay there for longer than it takes to look again, unless Redis loses them. Their times are by its clock.
+//! They stay there for longer than it takes to look again, unless Redis loses them. Their times are by its clock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -11,7 +12,7 @@ use deadpool_redis::redis::{Client, Cmd, FromRedisValue, RedisError, cmd};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::history::{Pause, Recorder, Start, us};
+use super::history::{Number, Pause, Recorder, Start, us};
 use super::load::{PAUSED, name};
 
 /// A tenth of the shortest pause, and a twentieth of a window.
@@ -73,6 +74,11 @@ impl Observer {
             words.arg(set).arg("-inf").arg(newest).arg("WITHSCORES");
             self.note_starts(*key, ask(server, &words).await?.unwrap_or_default());
         }
+        let mut words = cmd("HGET");
+        words.arg("semaphore:{!overrides}:adaptive").arg(name(PAUSED));
+        if let Some(Some(record)) = ask::<Option<String>>(server, &words).await? {
+            self.note_number(&record);
+        }
         let mut words = cmd("HMGET");
         words.arg("semaphore:{!overrides}:pauses").arg("@").arg(name(PAUSED));
         let answer = ask::<(Option<u64>, Option<String>)>(server, &words).await?;
@@ -93,6 +99,17 @@ impl Observer {
                 run.starts.len() - 1
             });
             run.starts[index].at = at;
+        }
+    }
+
+    fn note_number(&self, record: &str) {
+        let mut words = record.split(' ').map(|word| word.parse::<u64>().unwrap());
+        let mut next = || words.next().unwrap();
+        let limit = usize::try_from(next()).unwrap();
+        let [lowered, changed] = [next(), next()].map(|at| self.recorder.at(at));
+        let mut run = self.recorder.lock();
+        if run.numbers.iter().all(|number| number.changed != changed) {
+            run.numbers.push(Number { limit, lowered, changed });
         }
     }
 

@@ -22,6 +22,7 @@ fn clean() -> Run {
             shape: Shape::One,
             fair: Fair::Arrival,
             reuse: 0,
+            adaptive: None,
         },
         gateways: vec![Life::default(); 3],
         ..Run::default()

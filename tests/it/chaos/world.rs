@@ -71,8 +71,11 @@ fn contents(rules: &Rules, slot: usize) -> String {
     let plain = format!("key = \"header:x-key\"\nlimit = 1\nlimit-for = {{ {limits} }}\n");
     let rated = format!("limit = {}\n", LIMITS[RATED]);
     let pause = ms(MAX_PAUSES[slot]);
-    let paused =
+    let mut paused =
         format!("limit = {}\npause-on = \"429\"\nmax-pause = \"{pause}\"\n", LIMITS[PAUSED]);
+    if rules.is_adaptive(PAUSED) {
+        paused += &format!("adaptive = \"1..{}\"\n", LIMITS[PAUSED]);
+    }
     let mut contents = String::new();
     for (key, own) in [(ONE, plain), (RATED, rated), (PAUSED, paused)] {
         let name = rule(key);

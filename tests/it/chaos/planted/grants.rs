@@ -1,6 +1,6 @@
 //! Grants that a rate or a pause forbids.
 
-use super::super::history::{Pause, Rate, Start};
+use super::super::history::{Number, Pause, Rate, Start};
 use super::*;
 
 const RATED: usize = 2;
@@ -281,4 +281,20 @@ fn starts_that_are_kept_for_too_long_are_found() {
     found("rest", |run| run.forgotten = None);
     found("rest", |run| run.forgotten = run.forgotten.map(|at| at + 6 * S));
     excused(|run| run.forgotten = run.forgotten.map(|at| at + 4 * S));
+}
+
+#[test]
+fn an_adaptive_limit_out_of_its_range_or_lowered_for_nothing_is_found() {
+    let adapt = |run: &mut Run, limit, more: usize| {
+        run.rules.adaptive = Some(PAUSED);
+        let refusals = run.requests.iter().filter(|r| r.key == PAUSED && r.later).count();
+        for at in (1..).take(refusals + more).map(|n| n * S) {
+            run.numbers.push(Number { limit, lowered: at, changed: at });
+            run.numbers.push(Number { limit, lowered: at, changed: at + S / 2 });
+        }
+    };
+    found("adaptive", |run| adapt(run, 0, 0));
+    found("adaptive", |run| adapt(run, 1000, 0));
+    found("adaptive", |run| adapt(run, 1, 1));
+    excused(|run| adapt(run, 1, 0));
 }
