@@ -3,19 +3,21 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// A tenant by its number: a keyed hash of its name, 25 bits wide.
+use super::further::{Further, FurtherLimit};
+
+/// A tenant by its number: a keyed hash of its name, 24 bits wide.
 ///
-/// Two tenants with one number share a line; for two names the chance is 1 in 3·10⁷.
+/// Two tenants with one number share a line; for two names the chance is 1 in 1.6·10⁷.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(u32);
 
 impl Tenant {
     /// The highest number.
-    pub const MAX: u32 = (1 << 25) - 1;
+    pub const MAX: u32 = (1 << 24) - 1;
 
     /// The tenant whose name has this hash.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "the remainder has 25 bits")]
+    #[expect(clippy::cast_possible_truncation, reason = "the remainder has 24 bits")]
     pub const fn of_hash(hash: u64) -> Self {
         Self((hash % Self::MAX as u64) as u32 + 1)
     }
@@ -57,12 +59,48 @@ impl fmt::Debug for Tenant {
     }
 }
 
-/// The tenant of a request, and what it is compared by.
+/// A line of places, by its number. Places of a tenant that have no further limits are one, by the number of the tenant;
+/// those that have the same tenant and the same further limits are one, by a number above those of tenants.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LineId(u32);
+
+impl LineId {
+    /// The first line of places with further limits.
+    pub(crate) const FIRST_FURTHER: Self = Self(1 << 24);
+
+    /// The number, below 2²⁵.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Whether its places have further limits.
+    pub(crate) fn is_further(self) -> bool {
+        self >= Self::FIRST_FURTHER
+    }
+}
+
+impl From<Tenant> for LineId {
+    fn from(Tenant(number): Tenant) -> Self {
+        Self(number)
+    }
+}
+
+impl fmt::Debug for LineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&Tenant(self.0), f)
+    }
+}
+
+/// The tenant of a request, what it is compared by, and its further limits.
 ///
 /// A claim is the end of a [`PlaceId`](super::PlaceId), so the backend finds it with the place and stores it nowhere
 /// else.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Claim(NonZeroU64);
+pub struct Claim {
+    terms: NonZeroU64,
+    further: Further,
+}
 
 // From the lowest bit: each 24, class 3, cost - 1 6, 64 - weight 6, tenant 25. So a weight of 1 is not 0, and
 // neither is the claim of nobody.
@@ -88,7 +126,8 @@ impl Claim {
     pub fn new(tenant: Tenant) -> Self {
         let weight = u64::from(Self::WEIGHT_MAX - 1) << WEIGHT_AT;
         // Not 0, by the weight.
-        Self(NonZeroU64::new(u64::from(tenant.0) << TENANT_AT | weight).unwrap_or(NonZeroU64::MIN))
+        let terms = NonZeroU64::new(u64::from(tenant.0) << TENANT_AT | weight);
+        Self { terms: terms.unwrap_or(NonZeroU64::MIN), further: Further::NONE }
     }
 
     /// The claim of a request without a tenant: it has a cost and nothing else, and stands in the order of its arrival
@@ -122,16 +161,43 @@ impl Claim {
         self.with(0, 24, each.map_or(0, |each| each.clamp(1, Self::EACH_MAX)))
     }
 
+    /// The same claim with one limit more: see [`Further::and`].
+    #[must_use]
+    pub fn also(self, limit: FurtherLimit) -> Self {
+        Self { further: self.further.and(limit), ..self }
+    }
+
     /// The tenant; [`Tenant::NOBODY`] if it has none.
     #[must_use]
     pub const fn tenant(self) -> Tenant {
-        Tenant((self.0.get() >> TENANT_AT) as u32)
+        Tenant((self.terms.get() >> TENANT_AT) as u32)
     }
 
-    /// Whether it has a tenant, and so stands in the line of that.
+    /// Whether it has a tenant.
     #[must_use]
     pub fn has_tenant(self) -> bool {
         self.tenant() != Tenant::NOBODY
+    }
+
+    /// Its further limits.
+    #[must_use]
+    pub const fn further(self) -> Further {
+        self.further
+    }
+
+    /// Whether it has further limits.
+    #[must_use]
+    pub const fn has_further(self) -> bool {
+        !self.further.is_empty()
+    }
+
+    /// The line in which it stands; `None`: it is served in the order of arrival.
+    #[must_use]
+    pub fn line(self) -> Option<LineId> {
+        if self.has_further() {
+            return Some(LineId(LineId::FIRST_FURTHER.0 + self.further.line_of(self.tenant())));
+        }
+        self.has_tenant().then(|| self.tenant().into())
     }
 
     /// The tenant's weight: what it has in use is divided by this where tenants are compared.
@@ -164,7 +230,7 @@ impl Claim {
 
     #[expect(clippy::cast_possible_truncation, reason = "24 bits at the most")]
     const fn bits(self, at: u32, width: u32) -> u32 {
-        ((self.0.get() >> at) & ((1 << width) - 1)) as u32
+        ((self.terms.get() >> at) & ((1 << width) - 1)) as u32
     }
 
     fn with(self, at: u32, width: u32, value: u32) -> Self {
@@ -172,9 +238,9 @@ impl Claim {
             return self;
         }
         let mask = ((1u64 << width) - 1) << at;
-        let bits = (self.0.get() & !mask) | (u64::from(value) << at);
+        let bits = (self.terms.get() & !mask) | (u64::from(value) << at);
         // Neither the tenant nor a weight of 1 is ever taken out of it.
-        Self(NonZeroU64::new(bits).unwrap_or(self.0))
+        Self { terms: NonZeroU64::new(bits).unwrap_or(self.terms), ..self }
     }
 
     /// Whether it asks for more than its tenant may ever have in use.
@@ -183,27 +249,31 @@ impl Claim {
     }
 
     /// The claim at the end of an id: a dot, then to the base 36 the tenant (5 digits), weight (2), cap (5,
-    /// 0: none), class (1) and cost (2). Scripts cut it by position.
+    /// 0: none), class (1; 8 more with further limits, which stand before the bound) and cost (2). Scripts cut it by
+    /// position.
     pub(crate) fn text(self) -> [u8; Self::LEN] {
         let mut text = [b'.'; Self::LEN];
         write_base36(&mut text[1..6], u64::from(self.tenant().0));
         write_base36(&mut text[6..8], u64::from(self.weight()));
         write_base36(&mut text[8..13], u64::from(self.bits(0, 24)));
-        write_base36(&mut text[13..14], u64::from(self.class()));
+        let class = u64::from(self.class()) + if self.has_further() { FURTHER_CLASSES } else { 0 };
+        write_base36(&mut text[13..14], class);
         write_base36(&mut text[14..16], u64::from(self.cost()));
         text
     }
 
-    /// Reads what [`text`](Self::text) writes.
-    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+    /// Reads what [`text`](Self::text) writes, of a claim with these further limits.
+    pub(crate) fn parse(text: &[u8], further: Further) -> Option<Self> {
         let text: &[u8; Self::LEN] = text.try_into().ok()?;
         let number = |digits: &[u8]| u32::try_from(read_base36(digits)?).ok();
         let tenant = Tenant(number(&text[1..6])?);
+        let class = number(&text[13..14])? % (u32::from(Self::CLASS_MAX) + 1);
         let claim = Self::new(tenant)
             .with_weight(number(&text[6..8])?)
             .with_each(Some(number(&text[8..13])?).filter(|each| *each > 0))
-            .with_class(u8::try_from(number(&text[13..14])?).ok()?)
+            .with_class(u8::try_from(class).ok()?)
             .with_cost(number(&text[14..16])?);
+        let claim = Self { further, ..claim };
         // One text for each claim, and no value out of its range.
         (tenant.0 <= Tenant::MAX && claim.text() == *text).then_some(claim)
     }
@@ -211,9 +281,15 @@ impl Claim {
 
 impl fmt::Debug for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(line) = self.line().filter(|_| self.has_further()) {
+            f.write_str(std::str::from_utf8(&self.further.text(line.0)).unwrap_or_default())?;
+        }
         f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
     }
 }
+
+/// What is added to the class in the text of a claim with further limits.
+const FURTHER_CLASSES: u64 = 8;
 
 pub(super) fn write_base36(out: &mut [u8], mut number: u64) {
     for digit in out.iter_mut().rev() {
@@ -233,6 +309,7 @@ pub(super) fn read_base36(digits: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::{Claim, Tenant};
+    use crate::further::{Further, FurtherLimit};
 
     #[test]
     fn a_claim_is_read_back_as_it_was_written() {
@@ -250,10 +327,28 @@ mod tests {
             assert_eq!(claim.tenant(), Tenant(tenant));
             assert_eq!((claim.weight(), claim.cost()), (weight, cost));
             assert_eq!((claim.class(), claim.each()), (class, each));
-            assert_eq!(Claim::parse(&claim.text()), Some(claim));
+            assert_eq!(Claim::parse(&claim.text(), Further::NONE), Some(claim));
         }
         let text = Claim::new(Tenant(1234)).with_each(Some(4)).text();
         assert_eq!(text, *b".000ya0100004001");
+    }
+
+    #[test]
+    fn further_limits_are_said_by_the_class() {
+        let further = Further::NONE.and(FurtherLimit::of_hash(34, 20));
+        for (class, digit) in [(0, b'8'), (7, b'f')] {
+            let claim =
+                Claim::new(Tenant(1234)).with_class(class).also(FurtherLimit::of_hash(34, 20));
+            assert_eq!((claim.further(), claim.class()), (further, class));
+            assert_eq!(claim.text()[13], digit);
+            assert_eq!(Claim::parse(&claim.text(), further), Some(claim));
+            assert_eq!(Claim::parse(&claim.text(), Further::NONE), None);
+        }
+        assert_eq!(Claim::parse(&Claim::new(Tenant(1)).text(), further), None);
+        let lines = [Claim::without_tenant(), Claim::new(Tenant(5))].map(Claim::line);
+        assert_eq!(lines, [None, Some(Tenant(5).into())]);
+        let nobodys = Claim::without_tenant().also(FurtherLimit::of_hash(34, 20));
+        assert!(nobodys.line().is_some_and(|line| line.is_further() && line.number() < 1 << 25));
     }
 
     #[test]
@@ -289,23 +384,32 @@ mod tests {
             ".000000100001001",
             ".000000100000101",
         ] {
-            assert_eq!(Claim::parse(text.as_bytes()), None, "{text}");
+            assert_eq!(Claim::parse(text.as_bytes(), Further::NONE), None, "{text}");
         }
-        assert!(Claim::parse(b".0000a01000000001").is_none(), "seventeen bytes");
-        assert!(Claim::parse(b".0000a0100000001").is_some());
-        assert!(Claim::parse(b".000000100000001").is_some());
+        assert!(Claim::parse(b".0000a01000000001", Further::NONE).is_none(), "seventeen bytes");
+        assert!(Claim::parse(b".0000a0100000001", Further::NONE).is_some());
+        assert!(Claim::parse(b".000000100000001", Further::NONE).is_some());
     }
 
     #[test]
     fn a_tenant_is_read_back_as_it_was_written() {
-        for (number, text) in [(1, "00001"), (1234, "000ya"), (Tenant::MAX, "jz6rj")] {
+        for (number, text) in [(1, "00001"), (1234, "000ya"), (Tenant::MAX, "9zldr")] {
             let tenant = Tenant(number);
             assert_eq!((tenant.to_string().as_str(), format!("{tenant:?}").as_str()), (text, text));
             assert_eq!(Tenant::parse(text), Some(tenant));
         }
-        for text in
-            ["", "00000", "0001", "000001", "0000A", "jz6rk", "zzzzz", "zzzzzzzzzzzz", "-0001"]
-        {
+        for text in [
+            "",
+            "00000",
+            "0001",
+            "000001",
+            "0000A",
+            "9zlds",
+            "jz6rj",
+            "zzzzz",
+            "zzzzzzzzzzzz",
+            "-0001",
+        ] {
             assert_eq!(Tenant::parse(text), None, "{text}");
         }
     }

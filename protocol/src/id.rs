@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 
 use super::bound::Bound;
 use super::bound_rate::BoundRate;
-use super::claim::{Claim, Tenant, read_base36};
+use super::claim::{Claim, LineId, Tenant, read_base36};
+use super::further::Further;
 
 /// The id of one process's `Semaphore`: 64 random bits.
 ///
@@ -21,7 +22,7 @@ pub struct NodeId(u64);
 /// wait, and by its [`Claim`] where tenants share the semaphore.
 ///
 /// The process makes it before it sends anything, so that every operation can be repeated, and never reuses it. Its text
-/// has at most 67 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
+/// has at most 103 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PlaceId {
     /// The process that the place belongs to.
@@ -53,7 +54,8 @@ pub type Ids = SmallVec<[PlaceId; 1]>;
 
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const NODE_LEN: usize = 11;
-const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + BoundRate::LEN + Bound::LEN + Claim::LEN;
+const ID_LEN: usize =
+    1 + NODE_LEN + 1 + 11 + BoundRate::LEN + Further::LEN + Bound::LEN + Claim::LEN;
 
 impl NodeId {
     /// Creates a node id from a number, which should be random.
@@ -100,13 +102,19 @@ impl PlaceId {
     /// Its tenant, if it has one.
     #[must_use]
     pub fn tenant(&self) -> Option<Tenant> {
-        self.claim_in_line().map(Claim::tenant)
+        self.claim.map(Claim::tenant).filter(|tenant| *tenant != Tenant::NOBODY)
     }
 
-    /// Its claim, if it stands in the line of a tenant; `None`: it is served in order of arrival.
+    /// Its claim, if it stands in a line: it has a tenant or further limits. `None`: it is served in order of arrival.
     #[must_use]
     pub fn claim_in_line(&self) -> Option<Claim> {
-        self.claim.filter(|claim| claim.has_tenant())
+        self.claim.filter(|claim| claim.has_tenant() || claim.has_further())
+    }
+
+    /// The line in which it stands; `None`: it is served in order of arrival.
+    #[must_use]
+    pub fn line(&self) -> Option<LineId> {
+        self.claim?.line()
     }
 
     /// The rate that its grant observes, if it has one.
@@ -151,11 +159,17 @@ impl PlaceId {
         }
         text[len..len + 11 - at].copy_from_slice(&digits[at..]);
         len += 11 - at;
+        if let Some(rate) = self.rate().filter(|_| self.claim.is_some()) {
+            text[len..len + BoundRate::LEN].copy_from_slice(&rate.text());
+            len += BoundRate::LEN;
+        }
+        if let Some(claim) = self.claim.filter(|claim| claim.has_further()) {
+            let line = claim.line().map_or(0, LineId::number);
+            let further = claim.further().text(line);
+            text[len..len + further.len()].copy_from_slice(&further);
+            len += further.len();
+        }
         if let Some(bound) = self.bound {
-            if let Some(rate) = bound.rate.filter(|_| self.claim.is_some()) {
-                text[len..len + BoundRate::LEN].copy_from_slice(&rate.text());
-                len += BoundRate::LEN;
-            }
             // Only a claim has a class, and so a use for the headroom.
             let width = if self.claim.is_some() { Bound::LEN } else { Bound::LIMIT_LEN };
             text[len..len + width].copy_from_slice(&bound.text()[..width]);
@@ -185,13 +199,18 @@ impl PlaceId {
     /// Reads the part of an id that a hint carries: the number, and what follows it.
     #[must_use]
     pub fn parse_number(text: &[u8]) -> Option<Numbered> {
-        let (text, claim) = match text.iter().position(|c| *c == b'.') {
-            Some(at) => (&text[..at], Some(Claim::parse(&text[at..])?)),
-            None => (text, None),
+        let (text, claim) = split_at_mark(text, b'.');
+        let (text, bound) = split_at_mark(text, b'-');
+        let (n, further) = split_at_mark(text, b'+');
+        let further = further.map_or(Some(Further::NONE), Further::parse)?;
+        let claim = match claim {
+            Some(claim) => Some(Claim::parse(claim, further)?),
+            None if further.is_empty() => None,
+            None => return None,
         };
-        let (n, mut bound) = match text.iter().position(|c| *c == b'-') {
-            Some(at) => (&text[..at], Some(Bound::parse(&text[at..], claim.is_some())?)),
-            None => (text, None),
+        let mut bound = match bound {
+            Some(bound) => Some(Bound::parse(bound, claim.is_some())?),
+            None => None,
         };
         let n = match n.iter().position(|c| *c == b'/') {
             Some(at) => {
@@ -206,6 +225,14 @@ impl PlaceId {
 
     fn parse_n(digits: &[u8]) -> Option<u64> {
         if digits.is_empty() { None } else { read_base36(digits) }
+    }
+}
+
+/// What stands before the mark, and from it on, if it is there.
+fn split_at_mark(text: &[u8], mark: u8) -> (&[u8], Option<&[u8]>) {
+    match text.iter().position(|c| *c == mark) {
+        Some(at) => (&text[..at], Some(&text[at..])),
+        None => (text, None),
     }
 }
 

@@ -15,6 +15,7 @@ mod bound;
 mod bound_rate;
 mod call;
 mod claim;
+mod further;
 mod id;
 mod ledger;
 mod lines;
@@ -28,7 +29,8 @@ pub use self::adaptive::{Adapted, Adaptive, Adjustment, SentUnder};
 pub use self::bound::Bound;
 pub use self::bound_rate::BoundRate;
 pub use self::call::{Call, Op};
-pub use self::claim::{Claim, Tenant};
+pub use self::claim::{Claim, LineId, Tenant};
+pub use self::further::{Further, FurtherLimit};
 pub use self::id::{IdText, Ids, NodeId, Numbered, ParsePlaceIdError, PlaceId};
 pub use self::ledger::{
     Caller, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, RateUsage, Reply,
