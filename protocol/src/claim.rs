@@ -67,6 +67,8 @@ pub struct LineId(u32);
 impl LineId {
     /// The first line of places with further limits.
     pub(crate) const FIRST_FURTHER: Self = Self(1 << 24);
+    /// The last one.
+    pub(crate) const LAST: Self = Self((1 << 25) - 1);
 
     /// The number, below 2²⁵.
     #[must_use]
@@ -77,6 +79,11 @@ impl LineId {
     /// Whether its places have further limits.
     pub(crate) fn is_further(self) -> bool {
         self >= Self::FIRST_FURTHER
+    }
+
+    /// The tenant of a line whose places have none.
+    pub(crate) const fn tenant(self) -> Tenant {
+        Tenant(self.0)
     }
 }
 
@@ -179,6 +186,12 @@ impl Claim {
         self.tenant() != Tenant::NOBODY
     }
 
+    /// Whether it stands in a line; else it is served in the order of arrival.
+    #[must_use]
+    pub fn is_in_line(self) -> bool {
+        self.has_tenant() || self.has_further()
+    }
+
     /// Its further limits.
     #[must_use]
     pub const fn further(self) -> Further {
@@ -243,9 +256,10 @@ impl Claim {
         Self { terms: NonZeroU64::new(bits).unwrap_or(self.terms), ..self }
     }
 
-    /// Whether it asks for more than its tenant may ever have in use.
-    pub(crate) fn exceeds_each(self) -> bool {
-        self.each().is_some_and(|each| self.cost() > each)
+    /// Whether it asks for more than may ever be in use under its tenant's cap or a further limit.
+    pub(crate) fn exceeds_a_cap(self) -> bool {
+        let caps = self.each().into_iter().chain(self.further.iter().map(FurtherLimit::cap));
+        caps.min().is_some_and(|cap| self.cost() > cap)
     }
 
     /// The claim at the end of an id: a dot, then to the base 36 the tenant (5 digits), weight (2), cap (5,

@@ -108,7 +108,7 @@ impl PlaceId {
     /// Its claim, if it stands in a line: it has a tenant or further limits. `None`: it is served in order of arrival.
     #[must_use]
     pub fn claim_in_line(&self) -> Option<Claim> {
-        self.claim.filter(|claim| claim.has_tenant() || claim.has_further())
+        self.claim.filter(|claim| claim.is_in_line())
     }
 
     /// The line in which it stands; `None`: it is served in order of arrival.

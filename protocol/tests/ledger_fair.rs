@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_semaphore_protocol::{
-    Bound, BoundRate, Caller, Claim, Grant, LINE_MAX, Ledger, NodeId, PlaceId, PlaceStatus,
+    Bound, BoundRate, Caller, Claim, Grant, LINE_MAX, Ledger, LineId, NodeId, PlaceId, PlaceStatus,
     RateUsage, Reply, TICKET_MIN, Tenant, WORK_MAX,
 };
 
@@ -555,7 +555,8 @@ impl Desk {
             match (ticket, id.claim) {
                 (None, Some(claim)) => *units.entry(claim.tenant()).or_default() += cost,
                 (Some(ticket), Some(claim)) => {
-                    let head = heads.entry(claim.tenant()).or_insert((*ticket, *id));
+                    let line = LineId::from(claim.tenant());
+                    let head = heads.entry(line).or_insert((*ticket, *id));
                     *head = (*head).min((*ticket, *id));
                 }
                 (Some(_), None) => in_order = true,
@@ -571,11 +572,11 @@ impl Desk {
         // A turn for each line, and for nothing else.
         let turns: HashMap<_, _> = self.ledger.turns().collect();
         prop_assert_eq!(turns.keys().collect::<HashSet<_>>(), heads.keys().collect());
-        let mut first: Option<(f64, Tenant, Claim)> = None;
-        for (tenant, (_, id)) in &heads {
+        let mut first: Option<(f64, LineId, Claim)> = None;
+        for (line, (_, id)) in &heads {
             let claim = id.claim.expect("a head has one");
-            let used = units.get(tenant).copied().unwrap_or(0);
-            let turn = turns[tenant];
+            let used = units.get(&claim.tenant()).copied().unwrap_or(0);
+            let turn = turns[line];
             let is_stopped =
                 claim.each().is_some_and(|each| used + u64::from(claim.cost()) > u64::from(each));
             if is_stopped {
@@ -584,8 +585,8 @@ impl Desk {
                 let level = (used * 64 / u64::from(claim.weight()) + 1) as f64 * 2f64.powi(52);
                 let factor = 2f64.powi(80 * i32::from(claim.class()));
                 prop_assert!(turn >= level * factor && turn < (level + 2f64.powi(52)) * factor);
-                if first.is_none_or(|(least, of, _)| (turn, *tenant) < (least, of)) {
-                    first = Some((turn, *tenant, claim));
+                if first.is_none_or(|(least, of, _)| (turn, *line) < (least, of)) {
+                    first = Some((turn, *line, claim));
                 }
             }
         }

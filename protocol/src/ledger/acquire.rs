@@ -4,8 +4,9 @@ use smallvec::SmallVec;
 
 use super::fair::next_in_line;
 use super::{Caller, Ledger, PlaceStatus, Post, Reply};
+use crate::claim::Claim;
 use crate::id::{NodeId, PlaceId};
-use crate::lines::fits_each;
+use crate::lines::Full;
 
 /// How many places, those with the latest lease ends, are examined for nodes to recall permits from.
 const RECALL_MAX: usize = 128;
@@ -79,7 +80,14 @@ impl Ledger {
                         self.start(*id, caller.now);
                     }
                 }
-                PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
+                PlaceStatus::Waiting(ticket) => {
+                    let begins = known.is_none() && self.waiting_in_line_of(id) == 0;
+                    let spot = if begins { self.spot_of_newcomer(*id, caller.now) } else { None };
+                    self.put(*id, reply.lease_end, Some(ticket));
+                    if let (Some(spot), Some(claim)) = (spot, id.claim) {
+                        self.fair().lines.park_new(claim, spot, caller.now);
+                    }
+                }
                 _ => {}
             }
             self.settle(caller.now);
@@ -106,15 +114,15 @@ impl Ledger {
         max_queue: Option<u32>,
         last: &mut u64,
     ) -> PlaceStatus {
-        let (units, waiting, ticket) = match (id.tenant(), &self.lines) {
-            (None, _) => (0, self.queue.len() as u64, caller.now.max(*last + 1)),
-            (Some(_), None) => (0, 0, next_in_line(caller.now, None)),
-            (Some(tenant), Some(fair)) => {
-                let ticket = next_in_line(caller.now, fair.lines.last_ticket(tenant));
-                (fair.lines.units_of(tenant), fair.lines.waiting_of(tenant), ticket)
+        let (waiting, ticket) = match (id.line(), &self.lines) {
+            (None, _) => (self.queue.len() as u64, caller.now.max(*last + 1)),
+            (Some(_), None) => (0, next_in_line(caller.now, None)),
+            (Some(line), Some(fair)) => {
+                let ticket = next_in_line(caller.now, fair.lines.last_ticket(line));
+                (fair.lines.waiting_in(line), ticket)
             }
         };
-        let refused = self.refused(caller, id, units);
+        let refused = self.refused(caller, id);
         if refused == PlaceStatus::NeverFits {
             return refused;
         }
@@ -126,13 +134,13 @@ impl Ledger {
             Some(max) if waiting >= u64::from(max) => PlaceStatus::QueueFull,
             // A line may take half of the room that is left, so a tenant without a place finds room.
             Some(_)
-                if id.tenant().is_some()
+                if id.line().is_some()
                     && waiting + self.waiting() >= u64::from(caller.max_waiting) =>
             {
                 PlaceStatus::QueueFull
             }
             Some(_) => {
-                if id.tenant().is_none() {
+                if id.line().is_none() {
                     *last = ticket;
                 }
                 PlaceStatus::Waiting(ticket)
@@ -140,19 +148,32 @@ impl Ledger {
         }
     }
 
-    /// Why a place that may not wait is refused; `units`: what its tenant has in use.
-    fn refused(&self, caller: Caller, id: PlaceId, units: u64) -> PlaceStatus {
+    /// How many wait in the line of this place, if it stands in one.
+    fn waiting_in_line_of(&self, id: &PlaceId) -> u64 {
+        let line = self.lines.as_ref().zip(id.line());
+        line.map_or(0, |(fair, line)| fair.lines.waiting_in(line))
+    }
+
+    /// Why a place that may not wait is refused.
+    fn refused(&self, caller: Caller, id: PlaceId) -> PlaceStatus {
         let Some(claim) = id.claim else { return PlaceStatus::NoPermit };
         let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
         // If there are no permits, it waits for an operator.
-        let never = (room > 0 && cost > room) || claim.exceeds_each() || !Self::can_start(id);
-        match () {
-            () if never => PlaceStatus::NeverFits,
-            () if !fits_each(units, claim) => PlaceStatus::TenantFull,
-            () if self.in_use() + cost <= room && !self.may_start(id, caller.now) => {
+        let never = (room > 0 && cost > room) || claim.exceeds_a_cap() || !Self::can_start(id);
+        match self.full_for(claim) {
+            _ if never => PlaceStatus::NeverFits,
+            Some(Full::Tenant) => PlaceStatus::TenantFull,
+            Some(Full::Further(index)) => PlaceStatus::LimitFull(index),
+            None if self.in_use() + cost <= room && !self.may_start(id, caller.now) => {
                 PlaceStatus::NoStart(self.opens_in(id, caller.now))
             }
-            () => PlaceStatus::NoPermit,
+            None => PlaceStatus::NoPermit,
         }
+    }
+
+    /// The first limit of a claim that is full, besides that of the semaphore.
+    fn full_for(&self, claim: Claim) -> Option<Full> {
+        let lines = &self.lines.as_ref()?.lines;
+        lines.full(claim)
     }
 }

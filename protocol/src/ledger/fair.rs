@@ -1,11 +1,9 @@
-//! Places with a tenant: the lines of those.
-
-use smallvec::SmallVec;
+//! Places with a tenant or with further limits: the lines of those.
 
 use super::{Place, TICKET_MIN};
-use crate::claim::{Claim, Tenant};
+use crate::claim::Claim;
 use crate::id::PlaceId;
-use crate::lines::Lines;
+use crate::lines::{Lines, Register};
 
 /// The highest ticket of a place in a tenant's line, above [`TICKET_MIN`]. A ticket is the time in ms, or one more than
 /// the last of the line, so that a line that returns after a loss of data is ahead of later places. Beyond this, places
@@ -22,19 +20,41 @@ pub(super) fn next_in_line(now: u64, last: Option<u64>) -> u64 {
     last.map_or(time, |last| time.max(last + 1)).min(TICKET_MIN + LINE_MAX)
 }
 
-/// The places with a tenant.
+/// When the place with this ticket in a line came, µs: to the ms, and by less than a day ago or ahead.
+fn arrival_of(ticket: u64, now: u64) -> u64 {
+    let now_ms = now / 1000;
+    let time = (ticket - TICKET_MIN - 1) % LINE_TIMES;
+    let ago = (now_ms % LINE_TIMES + LINE_TIMES - time) % LINE_TIMES;
+    let arrived_ms =
+        if ago < LINE_TIMES / 2 { now_ms.saturating_sub(ago) } else { now_ms + (LINE_TIMES - ago) };
+    arrived_ms * 1000
+}
+
+/// Places say themselves what they claim.
+pub(super) struct OfPlaces;
+
+impl Register<PlaceId> for OfPlaces {
+    fn claim_of(&self, id: PlaceId) -> Claim {
+        // All places of a line have a claim.
+        id.claim.unwrap_or_else(Claim::without_tenant)
+    }
+
+    fn arrival_of(&self, ticket: u64, now: u64) -> u64 {
+        arrival_of(ticket, now)
+    }
+}
+
+/// The places with a tenant or with further limits.
 #[derive(Clone, Debug)]
 pub(super) struct FairPlaces {
     pub(super) lines: Lines<PlaceId>,
     /// Places that wait or hold.
     pub(super) count: usize,
-    /// Tenants to settle.
-    pub(super) touched: SmallVec<[Tenant; 4]>,
 }
 
 impl FairPlaces {
     pub(super) const fn new() -> Self {
-        Self { lines: Lines::new(), count: 0, touched: SmallVec::new_const() }
+        Self { lines: Lines::new(), count: 0 }
     }
 
     /// Adds a place, or changes one that was `before`.
@@ -45,45 +65,40 @@ impl FairPlaces {
         before: Option<Place>,
         ticket: Option<u64>,
     ) {
-        let tenant = claim.tenant();
         match (before, ticket) {
             // A renewal: a stopped line is examined again.
-            (Some(_), Some(_)) if self.lines.is_stopped(tenant) => self.touched.push(tenant),
+            (Some(_), Some(_)) if claim.line().is_some_and(|line| self.lines.is_stopped(line)) => {
+                self.lines.touch(claim);
+            }
             (Some(_), _) => {}
             (None, Some(ticket)) => {
                 self.count += 1;
-                self.lines.join(tenant, ticket, id);
-                self.touched.push(tenant);
+                self.lines.join(claim, ticket, id);
+                // Several places can have the last ticket: then their ids decide the order.
+                let is_last = ticket == TICKET_MIN + LINE_MAX;
+                if is_last || claim.line().is_some_and(|line| self.lines.is_stopped(line)) {
+                    self.lines.touch(claim);
+                }
             }
             (None, None) => {
                 self.count += 1;
-                self.lines.hold(tenant, claim.cost());
-                self.touched.push(tenant);
+                self.lines.hold(claim);
             }
         }
     }
 
     pub(super) fn take(&mut self, id: PlaceId, claim: Claim, place: Place) {
-        let tenant = claim.tenant();
         self.count -= 1;
         match place.ticket {
-            Some(ticket) => self.lines.leave(tenant, ticket, id),
-            None => self.lines.free(tenant, claim.cost()),
+            Some(ticket) => self.lines.leave(claim, ticket, id),
+            None => self.lines.free(claim),
         }
-        self.touched.push(tenant);
-    }
-
-    /// Before any newcomer of the same call: a release takes a tenant below its cap, its stopped line runs again, and a
-    /// newcomer must not overtake it.
-    pub(super) fn settle(&mut self, tenant: Tenant, now: u64) {
-        // All places of a line have a claim.
-        self.lines.settle(tenant, now, |id| id.claim.unwrap_or_else(|| Claim::new(tenant)));
     }
 }
 
 /// The ticket that a proof gives a place back.
 pub(super) fn ticket_of(id: PlaceId, proof: u64) -> u64 {
-    match id.tenant() {
+    match id.line() {
         Some(_) => proof.clamp(TICKET_MIN + 1, TICKET_MIN + LINE_MAX),
         None => proof,
     }

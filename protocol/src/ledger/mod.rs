@@ -38,12 +38,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
 
 pub use self::fair::LINE_MAX;
-use self::fair::{FairPlaces, ticket_of};
+use self::fair::{FairPlaces, OfPlaces, ticket_of};
 pub use self::reply::{Grant, Hint, PlaceStatus, RateUsage, Reply, Usage};
 use self::starts::Starts;
 use super::bound::Bound;
 use super::bound_rate::BoundRate;
-use super::claim::{Claim, Tenant};
+use super::claim::{Claim, LineId, Tenant};
+use super::further::FurtherLimit;
 use super::id::{NodeId, PlaceId};
 use foldhash::fast::RandomState;
 
@@ -113,11 +114,11 @@ pub type Post<'a> = &'a mut dyn FnMut(NodeId, &[Grant]) -> bool;
 #[derive(Clone, Debug)]
 pub struct Ledger {
     places: HashMap<PlaceId, Place, RandomState>,
-    /// The places without a tenant that wait.
+    /// The places without a line that wait.
     queue: BTreeSet<(u64, PlaceId)>,
-    /// The permits that places without a tenant hold beyond one each.
-    further: u64,
-    /// The places with a tenant; `None`: there are none.
+    /// The permits that places without a line hold beyond one each.
+    beyond_one: u64,
+    /// The places with a tenant or with further limits; `None`: there are none.
     lines: Option<Box<FairPlaces>>,
     /// The places by their leases, in the order in which they are swept. Kept only from the first place that
     /// waits until the last is gone: a semaphore that is never full does not pay for it.
@@ -132,19 +133,19 @@ pub struct Ledger {
 /// The kinds of leases, in the order of their scores in Redis: see `lua/acquire.lua`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Leases {
-    /// Of places that have a claim and no tenant.
+    /// Of places that have a claim and no line.
     OfNobody,
     WithoutClaim,
-    OfTenants,
+    InLines,
 }
 
 impl Leases {
-    const ALL: [Self; 3] = [Self::OfNobody, Self::WithoutClaim, Self::OfTenants];
+    const ALL: [Self; 3] = [Self::OfNobody, Self::WithoutClaim, Self::InLines];
 
     fn of(id: &PlaceId) -> Self {
         match id.claim {
             None => Self::WithoutClaim,
-            Some(claim) if claim.has_tenant() => Self::OfTenants,
+            Some(claim) if claim.is_in_line() => Self::InLines,
             Some(_) => Self::OfNobody,
         }
     }
@@ -176,7 +177,7 @@ impl Ledger {
         Self {
             places: HashMap::default(),
             queue: BTreeSet::new(),
-            further: 0,
+            beyond_one: 0,
             lines: None,
             by_end: None,
             starts: None,
@@ -214,13 +215,17 @@ impl Ledger {
     #[must_use]
     pub fn in_use(&self) -> u64 {
         let in_lines = self.lines.as_ref().map_or(0, |fair| fair.lines.units());
-        self.held_in_order() + in_lines
+        self.held_without_line() + in_lines
     }
 
-    /// How many permits places without a tenant hold.
+    /// How many permits places without a tenant hold, also those with further limits.
     fn held_in_order(&self) -> u64 {
+        self.held_without_line() + self.in_use_by(Tenant::NOBODY)
+    }
+
+    fn held_without_line(&self) -> u64 {
         let in_lines = self.lines.as_ref().map_or(0, |fair| fair.count);
-        (self.places.len() - self.queue.len() - in_lines) as u64 + self.further
+        (self.places.len() - self.queue.len() - in_lines) as u64 + self.beyond_one
     }
 
     /// How many places wait, including dead ones that are not swept yet.
@@ -235,15 +240,27 @@ impl Ledger {
         self.places.iter().map(|(id, place)| (*id, place.lease_end, place.ticket))
     }
 
-    /// The turns of the waiting tenants as scores, in no order; infinite where a tenant's own cap stops it.
-    pub fn turns(&self) -> impl Iterator<Item = (Tenant, f64)> + '_ {
+    /// The turns of the lines that wait as scores, in no order; infinite where a tenant's own cap stops it or the head can
+    /// never be served, between -1 and 0 where it is parked at a limit.
+    pub fn turns(&self) -> impl Iterator<Item = (LineId, f64)> + '_ {
         self.lines.iter().flat_map(|fair| fair.lines.turns())
     }
 
-    /// Permits in use by a tenant.
+    /// The lines of places with further limits that wait, and the tenants of these.
+    pub fn further_lines(&self) -> impl Iterator<Item = (LineId, Tenant)> + '_ {
+        self.lines.iter().flat_map(|fair| fair.lines.further_lines())
+    }
+
+    /// Permits in use by a tenant, or by places with further limits and no tenant.
     #[must_use]
     pub fn in_use_by(&self, tenant: Tenant) -> u64 {
         self.lines.as_ref().map_or(0, |fair| fair.lines.units_of(tenant))
+    }
+
+    /// Permits in use under a further limit.
+    #[must_use]
+    pub fn in_use_under(&self, limit: FurtherLimit) -> u64 {
+        self.lines.as_ref().map_or(0, |fair| fair.lines.units_under(limit))
     }
 
     /// Removes places, waiting or held, and grants what that frees to the head of the queue.
@@ -305,6 +322,11 @@ impl Ledger {
                 None => PlaceStatus::Gone,
                 Some(place) => {
                     self.put(*id, reply.lease_end, place.ticket);
+                    if let (Some(fair), Some(line), Some(_)) =
+                        (&mut self.lines, id.line(), place.ticket)
+                    {
+                        fair.lines.renewed(line, caller.now);
+                    }
                     place.status()
                 }
             };
@@ -356,7 +378,15 @@ impl Ledger {
                         self.note_start(*id, caller.now);
                     }
                 }
-                PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
+                PlaceStatus::Waiting(ticket) => {
+                    self.put(*id, reply.lease_end, Some(ticket));
+                    // With its old ticket it can be the first of its line.
+                    if let (None, Some(claim), Some(fair)) =
+                        (place, id.claim_in_line(), &mut self.lines)
+                    {
+                        fair.lines.touch(claim);
+                    }
+                }
                 _ if place.is_some() => self.take(id),
                 _ => {}
             }
@@ -414,9 +444,9 @@ impl Ledger {
         self.quiet_until = self.quiet_until.min(lease_end);
         let before = self.places.insert(id, Place { lease_end, ticket });
         match (id.claim, ticket) {
-            (Some(claim), _) if claim.has_tenant() => self.fair().put(id, claim, before, ticket),
+            (Some(claim), _) if claim.is_in_line() => self.fair().put(id, claim, before, ticket),
             (_, Some(ticket)) => _ = self.queue.insert((ticket, id)),
-            (Some(_), None) if before.is_none() => self.further += further(&id),
+            (Some(_), None) if before.is_none() => self.beyond_one += beyond_one(&id),
             (_, None) => {}
         }
         if let Some(index) = &mut self.by_end
@@ -434,15 +464,15 @@ impl Ledger {
         let Some(place) = self.places.remove(id) else {
             // A caller of Redis does not learn which existed, so their tenants are settled in any case.
             if let (Some(fair), Some(claim)) = (&mut self.lines, id.claim_in_line()) {
-                fair.touched.push(claim.tenant());
+                fair.lines.left(claim);
             }
             return;
         };
         match (id.claim, place.ticket) {
             (None, None) => {}
-            (Some(claim), _) if claim.has_tenant() => self.fair().take(*id, claim, place),
+            (Some(claim), _) if claim.is_in_line() => self.fair().take(*id, claim, place),
             (_, Some(ticket)) => _ = self.queue.remove(&(ticket, *id)),
-            (Some(_), None) => self.further -= further(id),
+            (Some(_), None) => self.beyond_one -= beyond_one(id),
         }
         if let Some(index) = &mut self.by_end {
             index.remove(&(Leases::of(id), place.lease_end, *id));
@@ -466,9 +496,7 @@ impl Ledger {
 
     fn settle_lines(&mut self, now: u64) {
         let Some(fair) = &mut self.lines else { return };
-        for tenant in std::mem::take(&mut fair.touched) {
-            fair.settle(tenant, now);
-        }
+        fair.lines.settle(now, &OfPlaces);
         if fair.count == 0 {
             self.lines = None;
         }
@@ -476,7 +504,7 @@ impl Ledger {
 }
 
 /// The permits that the place takes beyond one.
-fn further(id: &PlaceId) -> u64 {
+fn beyond_one(id: &PlaceId) -> u64 {
     u64::from(id.cost() - 1)
 }
 

@@ -2,18 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::{Caller, Grant, HINT_WORK, Leases, Ledger, Post, further};
+use super::fair::OfPlaces;
+use super::{Caller, Grant, HINT_WORK, Leases, Ledger, Post, beyond_one};
 use crate::bound_rate::BoundRate;
-use crate::claim::{Claim, Tenant};
+use crate::claim::{Claim, LineId};
 use crate::id::{NodeId, PlaceId};
-use crate::lines::{fits_each, turn};
+use crate::lines::{Spot, limits_of, spots_of, turn};
 
 /// Whose turn it is.
 enum Next {
-    /// The head of the places without a tenant.
+    /// The head of the places without a line.
     InOrder(u64, PlaceId),
-    /// The head of a tenant's line.
-    Of(Tenant, PlaceId, Claim),
+    /// The head of a line.
+    Of(LineId, PlaceId, Claim),
 }
 
 impl Ledger {
@@ -34,23 +35,35 @@ impl Ledger {
 
     fn fit_in_lines(&self, caller: Caller, ids: &[PlaceId]) -> bool {
         let mut in_use = self.in_use();
-        // The permits that each tenant asks for in this call.
-        let mut asked: BTreeMap<Tenant, u64> = BTreeMap::new();
+        // The permits that this call asks for, by tenant and by further limit.
+        let mut asked: BTreeMap<Spot, u64> = BTreeMap::new();
         for id in ids {
             let Some(claim) = id.claim else {
                 in_use += 1;
                 continue;
             };
-            in_use += u64::from(claim.cost());
-            let Some(tenant) = id.tenant() else { continue };
-            if self.lines.as_ref().is_some_and(|fair| fair.lines.waiting_of(tenant) > 0) {
+            let cost = u64::from(claim.cost());
+            in_use += cost;
+            let Some(line) = claim.line() else { continue };
+            let lines = self.lines.as_ref().map(|fair| &fair.lines);
+            let are_in_the_way = if claim.has_further() {
+                self.waiting() > 0
+            } else {
+                lines.is_some_and(|lines| lines.waiting_in(line) > 0)
+            };
+            if are_in_the_way {
                 return false;
             }
-            let before = asked.entry(tenant).or_default();
-            if !fits_each(self.in_use_by(tenant) + *before, claim) {
-                return false;
+            for (spot, cap) in limits_of(claim) {
+                let used = lines.map_or(0, |lines| lines.used_at(spot, claim));
+                let before = asked.get(&spot).copied().unwrap_or(0);
+                if used + before + cost > u64::from(cap) {
+                    return false;
+                }
             }
-            *before += u64::from(claim.cost());
+            for spot in spots_of(claim) {
+                *asked.entry(spot).or_default() += cost;
+            }
         }
         // The strictest of their classes counts for all of them, and the strictest of their rates.
         let is_first = |id: &PlaceId| id.claim.is_none_or(|claim| claim.class() == 0);
@@ -63,21 +76,32 @@ impl Ledger {
     /// Whether a newcomer whose line is empty would be served before all waiting places, and can be.
     pub(super) fn is_next(&self, caller: Caller, id: PlaceId) -> bool {
         let (cost, class) = id.claim.map_or((1, 0), |claim| (claim.cost(), claim.class()));
-        if self.in_use() + u64::from(cost) > caller.room(class) || !self.may_start(id, caller.now) {
+        let has_room = self.in_use() + u64::from(cost) <= caller.room(class);
+        if !has_room
+            || !self.may_start(id, caller.now)
+            || self.spot_of_newcomer(id, caller.now).is_some()
+        {
             return false;
         }
         let Some((turn_of_first, first)) = self.next(caller) else { return true };
         // Of equal turns that of the places without a tenant comes first, then the lower number.
         match (id.claim_in_line(), first) {
             (None, _) => self.turn_in_order(caller.now) <= turn_of_first,
+            (Some(claim), Next::InOrder(..)) if !claim.has_tenant() => false,
             (Some(claim), first) => {
-                let units = self.in_use_by(claim.tenant());
+                let units = if claim.has_tenant() { self.in_use_by(claim.tenant()) } else { 0 };
                 let own = turn(class, units, claim.weight(), caller.now);
+                let is_lower = |line| claim.line().is_some_and(|own| own < line);
                 own < turn_of_first
-                    || own == turn_of_first
-                        && matches!(first, Next::Of(tenant, ..) if claim.tenant() < tenant)
+                    || own == turn_of_first && matches!(first, Next::Of(line, ..) if is_lower(line))
             }
         }
+    }
+
+    /// Where a place that comes now, and whose line is empty, would park.
+    pub(super) fn spot_of_newcomer(&self, id: PlaceId, now: u64) -> Option<Spot> {
+        let claim = id.claim.filter(|claim| claim.has_further())?;
+        self.lines.as_ref()?.lines.spot_of_newcomer(claim, now)
     }
 
     /// The turn of the places without a tenant, the head of which came at `since` (µs).
@@ -85,7 +109,7 @@ impl Ledger {
         turn(0, self.held_in_order(), 1, since)
     }
 
-    /// The next in turn. A head of those without a tenant that could never be served, because the limit was lowered since
+    /// The next in turn. A head of those without a line that could never be served, because the limit was lowered since
     /// it came, is passed over with all behind it.
     fn next(&self, caller: Caller) -> Option<(f64, Next)> {
         let in_order = self.queue.first();
@@ -93,11 +117,17 @@ impl Ledger {
         let in_order =
             in_order.map(|(ticket, id)| (self.turn_in_order(*ticket), Next::InOrder(*ticket, *id)));
         let Some(fair) = &self.lines else { return in_order };
-        let in_line = fair.lines.next().and_then(|(turn, tenant)| {
-            let id = fair.lines.head(tenant)?;
-            Some((turn, Next::Of(tenant, id, id.claim?)))
+        let in_line = fair.lines.next().and_then(|(turn, line)| {
+            let id = fair.lines.head(line)?;
+            Some((turn, Next::Of(line, id, id.claim?)))
         });
         match (in_order, in_line) {
+            // Neither has a tenant: they go in the order of their arrival.
+            (Some((_, Next::InOrder(ticket, id))), Some(b)) if matches!(b.1, Next::Of(_, _, claim) if !claim.has_tenant()) =>
+            {
+                let own = turn(0, 0, 1, ticket);
+                Some(if own <= b.0 { (own, Next::InOrder(ticket, id)) } else { b })
+            }
             (Some(a), Some(b)) => Some(if a.0 <= b.0 { a } else { b }),
             (a, b) => a.or(b),
         }
@@ -152,12 +182,12 @@ impl Ledger {
         loop {
             let mut mail: Vec<(NodeId, Vec<Grant>)> = Vec::new();
             while budget > 0
-                && let Some(id) = self.grant_next(caller, most, &mut budget)
+                && let Some(id) = self.grant_next(caller, most, &mut budget, &absent)
             {
                 let Some(lease_end) = self.places.get(&id).map(|place| place.lease_end) else {
                     continue;
                 };
-                let is_told = id.node != caller.node && !id.poll_only;
+                let is_told = is_told(caller, id);
                 if is_told && absent.contains(&id.node) {
                     self.take(&id);
                     self.settle(caller.now);
@@ -196,7 +226,14 @@ impl Ledger {
 
     /// Grants the next in turn, if it can be served. A head that never can, because the limit was lowered since it came,
     /// stops its line; all others wait for a head that can be served later.
-    fn grant_next(&mut self, caller: Caller, most: u64, budget: &mut usize) -> Option<PlaceId> {
+    fn grant_next(
+        &mut self,
+        caller: Caller,
+        most: u64,
+        budget: &mut usize,
+        absent: &[NodeId],
+    ) -> Option<PlaceId> {
+        let now = caller.now;
         while *budget > 0 {
             let in_use = self.in_use();
             // While no permit is free, the next in turn does not matter: that saves Redis two commands.
@@ -205,6 +242,12 @@ impl Ledger {
             }
             let next = self.next(caller)?.1;
             let (Next::InOrder(_, id) | Next::Of(_, id, _)) = next;
+            if let (Next::Of(line, ..), Some(fair)) = (&next, &mut self.lines)
+                && fair.lines.restamp(*line, now, &OfPlaces)
+            {
+                *budget -= 1;
+                continue;
+            }
             if !self.fits(caller, id) && !Self::never_fits(caller, id) {
                 return None;
             }
@@ -213,22 +256,30 @@ impl Ledger {
                     // All behind it wait for it, whatever their limits: the order is that of joining.
                     *budget = budget.saturating_sub(id.cost() as usize);
                     self.queue.remove(&(ticket, id));
-                    self.further += further(&id);
+                    self.beyond_one += beyond_one(&id);
                     self.places.get_mut(&id)?.ticket = None;
                     return Some(id);
                 }
-                Next::Of(tenant, id, claim) => {
+                Next::Of(line, id, claim) => {
                     let fair = self.lines.as_mut()?;
                     if Self::never_fits(caller, id) {
                         *budget -= 1;
-                        fair.lines.stop(tenant);
+                        fair.lines.stop(claim, now, &OfPlaces);
+                        continue;
+                    }
+                    if fair.lines.park(line, now, &OfPlaces) {
+                        *budget -= 1;
                         continue;
                     }
                     *budget = budget.saturating_sub(claim.cost() as usize);
+                    if claim.has_further() && is_told(caller, id) && absent.contains(&id.node) {
+                        self.take(&id);
+                        self.settle(now);
+                        continue;
+                    }
+                    let fair = self.lines.as_mut()?;
                     let ticket = self.places.get_mut(&id)?.ticket.take()?;
-                    fair.lines.leave(tenant, ticket, id);
-                    fair.lines.hold(tenant, claim.cost());
-                    fair.settle(tenant, caller.now);
+                    fair.lines.grant(claim, ticket, id, now, &OfPlaces);
                     return Some(id);
                 }
             }
@@ -339,4 +390,9 @@ impl Ledger {
             _ => 0,
         }
     }
+}
+
+/// Whether the process of a place gets a message when that is granted.
+fn is_told(caller: Caller, id: PlaceId) -> bool {
+    id.node != caller.node && !id.poll_only
 }

@@ -24,6 +24,8 @@ pub enum PlaceStatus {
     QueueFull,
     /// It was rejected: its tenant has reached its limit, and it may not wait.
     TenantFull,
+    /// It was rejected: its further limit of this index, from 0, is full, and it may not wait.
+    LimitFull(u8),
     /// It was rejected: it asks for more permits than it can ever get.
     NeverFits,
     /// It was rejected: permits are free, but as many were granted lately as its rate allows, and it may not wait. In so

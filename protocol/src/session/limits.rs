@@ -186,6 +186,6 @@ impl Limits {
         let room = limit.saturating_sub(place.headroom());
         let rate = place.bound.and_then(|bound| bound.rate);
         let is_over_rate = rate.is_some_and(|rate| claim.cost() > rate.starts());
-        (room > 0 && claim.cost() > room) || claim.exceeds_each() || is_over_rate
+        (room > 0 && claim.cost() > room) || claim.exceeds_a_cap() || is_over_rate
     }
 }

@@ -1,13 +1,11 @@
 //! The process's own share of a semaphore, which it grants in an outage.
 
-use smallvec::SmallVec;
-
 use super::Session;
 use super::options::OnUnavailable;
 use super::place::{Place, State};
 use super::places::Places;
-use crate::claim::{Claim, Tenant};
-use crate::lines::Lines;
+use crate::claim::Claim;
+use crate::lines::{Full, Lines, Register, line_of};
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -18,13 +16,25 @@ use crate::time::Time;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LocalQueue {
     lines: Lines<usize>,
-    /// Tenants to settle.
-    touched: SmallVec<[Tenant; 2]>,
+}
+
+/// What the places of the process claim.
+struct Of<'a>(&'a Places);
+
+impl Register<usize> for Of<'_> {
+    fn claim_of(&self, index: usize) -> Claim {
+        self.0.get(index).map_or_else(Claim::without_tenant, Place::claim)
+    }
+
+    /// Arrivals are numbers, so the lines of requests without a tenant go by the time at which they began.
+    fn arrival_of(&self, _: u64, now: u64) -> u64 {
+        now
+    }
 }
 
 impl LocalQueue {
     pub(super) const fn new() -> Self {
-        Self { lines: Lines::new(), touched: SmallVec::new_const() }
+        Self { lines: Lines::new() }
     }
 
     /// A queue in which nobody waits yet, and the permits in flight count.
@@ -42,17 +52,14 @@ impl LocalQueue {
     }
 
     pub(super) fn join(&mut self, index: usize, place: &Place) {
-        let tenant = place.claim().tenant();
-        self.lines.join(tenant, place.arrival, index);
-        self.touched.push(tenant);
+        self.lines.join(place.claim(), place.arrival, index);
+        self.lines.touch(place.claim());
     }
 
     /// A place that may wait for a share leaves.
     pub(super) fn leave(&mut self, index: usize, place: &Place) {
-        let tenant = place.claim().tenant();
-        self.lines.leave(tenant, place.arrival, index);
         if !self.lines.is_empty() {
-            self.touched.push(tenant);
+            self.lines.leave(place.claim(), place.arrival, index);
         }
     }
 
@@ -70,19 +77,9 @@ impl LocalQueue {
     /// Adds a place to those in flight, or removes it.
     pub(super) fn count(&mut self, claim: Option<Claim>, is_in: bool) {
         let claim = claim.unwrap_or_else(Claim::without_tenant);
-        let tenant = claim.tenant();
         match is_in {
-            true => self.lines.hold(tenant, claim.cost()),
-            false => self.lines.free(tenant, claim.cost()),
-        }
-        self.touched.push(tenant);
-    }
-
-    fn settle(&mut self, places: &Places, now: Time) {
-        let now = u64::try_from(now.elapsed_since_epoch().as_micros()).unwrap_or(u64::MAX);
-        let claim_of = |index| places.get(index).map_or_else(Claim::without_tenant, Place::claim);
-        for tenant in std::mem::take(&mut self.touched) {
-            self.lines.settle(tenant, now, claim_of);
+            true => self.lines.hold(claim),
+            false => self.lines.free(claim),
         }
     }
 
@@ -97,10 +94,20 @@ impl LocalQueue {
     }
 
     /// The place whose turn it is.
-    fn next(&self) -> Option<usize> {
-        let (_, tenant) = self.lines.next()?;
-        self.lines.head(tenant)
+    fn next(&mut self, places: &Places, now: Time) -> Option<usize> {
+        let (of, now) = (Of(places), micros(now));
+        self.lines.settle(now, &of);
+        loop {
+            let (_, line) = self.lines.next()?;
+            if !self.lines.restamp(line, now, &of) && !self.lines.park(line, now, &of) {
+                return self.lines.head(line);
+            }
+        }
     }
+}
+
+fn micros(time: Time) -> u64 {
+    u64::try_from(time.elapsed_since_epoch().as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Session {
@@ -108,8 +115,7 @@ impl Session {
     pub(super) fn admit_local(&mut self, now: Time) {
         self.expire_own_starts(now);
         while let Some(queue) = &mut self.outage {
-            queue.settle(&self.places, now);
-            let Some(index) = queue.next() else { return };
+            let Some(index) = queue.next(&self.places, now) else { return };
             let Some(place) = self.places.get(index) else { return };
             if self.exceeds_share(place) {
                 self.fail(index, now);
@@ -133,9 +139,14 @@ impl Session {
     fn has_permits(&self, place: &Place) -> bool {
         let share = self.share_of(place.options.on_unavailable);
         let is_local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
-        let is_capped = is_local
-            && place.options.claim.is_some_and(|claim| self.counts.tenants().exceeds_each(claim));
+        let is_capped = is_local && place.options.claim.is_some_and(|claim| self.is_capped(claim));
         !is_capped && self.counts.in_flight().saturating_add(u64::from(place.cost())) <= share
+    }
+
+    /// Whether the permits of this process alone leave no room for the claim under one of its caps.
+    fn is_capped(&self, claim: Claim) -> bool {
+        let is_full = |queue: &LocalQueue| !queue.lines.has_room(claim);
+        self.counts.tenants().exceeds_each(claim) || self.outage.as_ref().is_some_and(is_full)
     }
 
     /// Until when the rate keeps this place back, if there are permits for it.
@@ -169,7 +180,7 @@ impl Session {
         now: Time,
     ) -> Option<RejectReason> {
         match place.options.max_queue {
-            _ if place.claim().exceeds_each() => Some(RejectReason::CostTooHigh),
+            _ if place.claim().exceeds_a_cap() => Some(RejectReason::CostTooHigh),
             _ if place.queued => None,
             None => Some(self.lack_of_share(place, now)),
             Some(max) => (before >= u64::from(max)).then_some(RejectReason::QueueFull),
@@ -188,13 +199,13 @@ impl Session {
     }
 
     fn is_stopped_locally(&self, place: &Place) -> bool {
-        let is_stopped = |queue: &LocalQueue| queue.lines.is_stopped(place.claim().tenant());
+        let is_stopped = |queue: &LocalQueue| queue.lines.full(place.claim()) == Some(Full::Tenant);
         self.outage.as_ref().is_some_and(is_stopped)
     }
 
     /// How many wait for a share in the line of this place.
     pub(super) fn waiting_locally(&self, place: &Place) -> u64 {
-        let tenant = place.claim().tenant();
-        self.outage.as_ref().map_or(0, |queue| queue.lines.waiting_of(tenant))
+        let line = line_of(place.claim());
+        self.outage.as_ref().map_or(0, |queue| queue.lines.waiting_in(line))
     }
 }

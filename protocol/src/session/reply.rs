@@ -262,6 +262,7 @@ impl Session {
                 self.note_opening(index, timing.now + Duration::from_millis(opens_in));
             }
             PlaceStatus::TenantFull => self.refuse(index, RejectReason::TenantLimit, seen),
+            PlaceStatus::LimitFull(_) => self.refuse(index, RejectReason::Limit, seen),
             PlaceStatus::NeverFits => self.refuse(index, RejectReason::CostTooHigh, seen),
             PlaceStatus::Gone => {}
         }

@@ -1,0 +1,401 @@
+//! Lines of places with further limits.
+//!
+//! Such a line waits for its turn like that of a tenant. If one of its limits is full when its turn comes, it *parks* at
+//! that limit; when the limit gets room, the first that is parked there comes back among the turns. So each limit has
+//! its own order, and a full one delays nobody else.
+//!
+//! Nobody is forgotten: if a limit has room for the head of the first line that is parked at it, a line that needs that
+//! limit stands among the turns. For a limit gets room only when a place leaves, and whenever a place leaves, or a line
+//! stands among the turns no more, the first that is parked at each of its limits comes back. While permits are granted,
+//! limits only lose room, so that a line parks once at most.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::spot::{Code, Spot, limits_of, spots_of};
+use super::{LEVEL, Lines, Register, STOPPED, class_factor, is_turn_at, turn};
+use crate::claim::{Claim, LineId, Tenant};
+use crate::further::FurtherLimit;
+
+/// How many lines of a tenant get their turns anew when a place of it leaves.
+const RETIMED_MAX: usize = 16;
+
+/// A limit that is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// The cap of the tenant.
+    Tenant,
+    /// The further limit of this index.
+    Further(u8),
+}
+
+/// The lines whose places have further limits, and what is in use under those.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FurtherLines<I> {
+    lines: BTreeMap<LineId, FurtherLine<I>>,
+    /// Units in use, by the spot of the limit.
+    units: BTreeMap<Spot, u64>,
+    parked: BTreeSet<(Spot, Code, LineId)>,
+    of_tenants: BTreeSet<(Tenant, LineId)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct FurtherLine<I> {
+    /// That of the place that came first.
+    tenant: Tenant,
+    queue: BTreeSet<(u64, I)>,
+    /// `None`: it is to be settled.
+    stands: Option<Stands>,
+}
+
+/// Where a line stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Stands {
+    /// Among the turns; the bits of its own.
+    InTurn(u64),
+    /// It is parked.
+    At(Spot, Code),
+}
+
+impl<I: Copy + Ord> FurtherLines<I> {
+    pub(super) const fn new() -> Self {
+        Self {
+            lines: BTreeMap::new(),
+            units: BTreeMap::new(),
+            parked: BTreeSet::new(),
+            of_tenants: BTreeSet::new(),
+        }
+    }
+
+    /// Whether no place waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    pub(super) fn queue_of(&self, line: LineId) -> Option<&BTreeSet<(u64, I)>> {
+        self.lines.get(&line).map(|line| &line.queue)
+    }
+
+    #[cfg(test)]
+    pub(super) fn queues(&self) -> impl Iterator<Item = &BTreeSet<(u64, I)>> {
+        self.lines.values().map(|line| &line.queue)
+    }
+
+    pub(super) fn is_stopped(&self, line: LineId) -> bool {
+        let stands = self.lines.get(&line).and_then(|line| line.stands);
+        stands == Some(Stands::InTurn(STOPPED.to_bits()))
+    }
+
+    /// Whether the line has been settled since it began.
+    pub(super) fn stands(&self, line: LineId) -> bool {
+        self.lines.get(&line).is_some_and(|line| line.stands.is_some())
+    }
+
+    /// Returns whether the place was not there before.
+    pub(super) fn join(&mut self, line: LineId, tenant: Tenant, ticket: u64, id: I) -> bool {
+        let none = || FurtherLine { tenant, queue: BTreeSet::new(), stands: None };
+        let known = self.lines.entry(line).or_insert_with(none);
+        self.of_tenants.insert((known.tenant, line));
+        known.queue.insert((ticket, id))
+    }
+
+    /// Returns whether the place was there.
+    pub(super) fn take_out(&mut self, line: LineId, ticket: u64, id: I) -> bool {
+        self.lines.get_mut(&line).is_some_and(|line| line.queue.remove(&(ticket, id)))
+    }
+
+    pub(super) fn count(&mut self, claim: Claim) {
+        for limit in claim.further().iter() {
+            *self.units.entry(Spot::of_limit(limit)).or_default() += u64::from(claim.cost());
+        }
+    }
+
+    pub(super) fn discount(&mut self, claim: Claim) {
+        for spot in claim.further().iter().map(Spot::of_limit) {
+            if let Some(units) = self.units.get_mut(&spot) {
+                *units = units.saturating_sub(u64::from(claim.cost()));
+                if *units == 0 {
+                    self.units.remove(&spot);
+                }
+            }
+        }
+    }
+
+    fn units_of(&self, spot: Spot) -> u64 {
+        self.units.get(&spot).copied().unwrap_or(0)
+    }
+
+    /// The line that is the first to come back from there.
+    fn first_at(&self, spot: Spot) -> Option<(Code, LineId)> {
+        let mut from = self.parked.range((spot, Code::LOWEST, LineId::FIRST_FURTHER)..);
+        let (at, code, line) = from.next()?;
+        (*at == spot).then_some((*code, *line))
+    }
+
+    /// The lines that are parked, with their scores in Redis.
+    pub(super) fn parked(&self) -> impl Iterator<Item = (LineId, f64)> + '_ {
+        self.parked.iter().map(|(spot, code, line)| (*line, code.score(*spot)))
+    }
+
+    /// Those of a tenant's lines that get their turns anew: if there are many, some, and later others.
+    fn lines_of(&self, tenant: Tenant, now: u64) -> Vec<LineId> {
+        let last = LineId::LAST;
+        let all = || self.of_tenants.range((tenant, LineId::FIRST_FURTHER)..=(tenant, last));
+        let count = all().count();
+        let spare = count.saturating_sub(RETIMED_MAX);
+        let from = usize::try_from(now % (count.max(1) as u64)).unwrap_or(0).min(spare);
+        all().skip(from).take(RETIMED_MAX).map(|(_, line)| *line).collect()
+    }
+}
+
+impl<I: Copy + Ord> Lines<I> {
+    /// The lines whose places have further limits, and their tenants.
+    pub(crate) fn further_lines(&self) -> impl Iterator<Item = (LineId, Tenant)> + '_ {
+        self.further.of_tenants.iter().map(|(tenant, line)| (*line, *tenant))
+    }
+
+    /// Units in use under a further limit.
+    pub(crate) fn units_under(&self, limit: FurtherLimit) -> u64 {
+        self.further.units_of(Spot::of_limit(limit))
+    }
+
+    /// The first limit that is full for this claim, besides that of the semaphore.
+    pub(crate) fn full(&self, claim: Claim) -> Option<Full> {
+        let cost = u64::from(claim.cost());
+        let is_full = |spot, cap: u32| self.used_at(spot, claim) + cost > u64::from(cap);
+        if claim.each().is_some_and(|each| is_full(Spot::of_tenant(claim.tenant()), each)) {
+            return Some(Full::Tenant);
+        }
+        let mut further = claim.further().iter();
+        let index = further.position(|limit| is_full(Spot::of_limit(limit), limit.cap()))?;
+        u8::try_from(index).ok().map(Full::Further)
+    }
+
+    pub(crate) fn used_at(&self, spot: Spot, claim: Claim) -> u64 {
+        if spot == Spot::of_tenant(claim.tenant()) {
+            self.units_of(claim.tenant())
+        } else {
+            self.further.units_of(spot)
+        }
+    }
+
+    /// Where a place that comes now would park: at the first of its limits that keeps it back, because it is full, or
+    /// because a line whose turn is earlier waits there for more room.
+    pub(crate) fn spot_of_newcomer(&self, claim: Claim, now: u64) -> Option<Spot> {
+        self.kept_back(claim, self.code_now(claim, now))
+    }
+
+    fn code_now(&self, claim: Claim, since: u64) -> Code {
+        Code::new(claim.class(), self.level_units(claim), claim.weight(), since)
+    }
+
+    /// The units that count for its level: without a tenant, none do.
+    fn level_units(&self, claim: Claim) -> u64 {
+        if claim.has_tenant() { self.units_of(claim.tenant()) } else { 0 }
+    }
+
+    fn kept_back(&self, claim: Claim, code: Code) -> Option<Spot> {
+        let cost = u64::from(claim.cost());
+        let keeps = |(spot, cap): &(Spot, u32)| {
+            self.used_at(*spot, claim) + cost > u64::from(*cap)
+                || self.further.first_at(*spot).is_some_and(|(first, _)| first < code)
+        };
+        limits_of(claim).find(keeps).map(|(spot, _)| spot)
+    }
+
+    /// Whether every limit of this claim has room for it.
+    pub(crate) fn has_room(&self, claim: Claim) -> bool {
+        self.full(claim).is_none()
+    }
+
+    /// A line that has only just begun parks at once.
+    pub(crate) fn park_new(&mut self, claim: Claim, spot: Spot, now: u64) {
+        let Some(line) = claim.line() else { return };
+        let code = self.code_now(claim, now);
+        self.stand(line, Some(Stands::At(spot, code)));
+    }
+
+    /// Sets where a line stands to what its head and its tenant's use imply; one that is parked stays there.
+    pub(super) fn settle_further(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
+        let Some(known) = self.further.lines.get(&line) else { return };
+        let stands = known.stands;
+        let Some(head) = known.queue.first().copied() else {
+            self.end(line);
+            return;
+        };
+        if matches!(stands, Some(Stands::At(..))) {
+            return;
+        }
+        let before = match stands {
+            Some(Stands::InTurn(bits)) => Some(f64::from_bits(bits)),
+            _ => None,
+        };
+        let turn = self.turn_of(head, before, now, of);
+        self.stand(line, Some(Stands::InTurn(turn.to_bits())));
+    }
+
+    fn end(&mut self, line: LineId) {
+        self.stand(line, None);
+        if let Some(ended) = self.further.lines.remove(&line) {
+            self.further.of_tenants.remove(&(ended.tenant, line));
+        }
+    }
+
+    /// The turn of a line with this head; `before`: that which it had.
+    fn turn_of(
+        &self,
+        (ticket, id): (u64, I),
+        before: Option<f64>,
+        now: u64,
+        of: &impl Register<I>,
+    ) -> f64 {
+        let claim = of.claim_of(id);
+        if !claim.has_tenant() {
+            return turn(0, 0, 1, of.arrival_of(ticket, now));
+        }
+        let (class, units, weight) = (claim.class(), self.level_units(claim), claim.weight());
+        match before {
+            Some(before) if is_turn_at(before, class, units, weight) => before,
+            _ => turn(class, units, weight, now),
+        }
+    }
+
+    fn stand(&mut self, line: LineId, stands: Option<Stands>) {
+        let Some(known) = self.further.lines.get_mut(&line) else { return };
+        match std::mem::replace(&mut known.stands, stands) {
+            Some(Stands::InTurn(bits)) => _ = self.turns.remove(&(bits, line)),
+            Some(Stands::At(spot, code)) => _ = self.further.parked.remove(&(spot, code, line)),
+            None => {}
+        }
+        match stands {
+            Some(Stands::InTurn(bits)) => _ = self.turns.insert((bits, line)),
+            Some(Stands::At(spot, code)) => _ = self.further.parked.insert((spot, code, line)),
+            None => {}
+        }
+    }
+
+    pub(super) fn stop_further(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
+        self.stand(line, Some(Stands::InTurn(STOPPED.to_bits())));
+        if let Some(head) = self.head(line) {
+            spots_of(of.claim_of(head)).for_each(|spot| self.come_back(spot, now, of));
+        }
+    }
+
+    /// After places have left: their tenants' lines get their turns anew, and what is parked at their limits comes back.
+    pub(super) fn make_up_for(&mut self, left: &[Claim], now: u64, of: &impl Register<I>) {
+        for (i, claim) in left.iter().enumerate() {
+            let is_first = left[..i].iter().all(|before| before.tenant() != claim.tenant());
+            if is_first && claim.has_tenant() {
+                self.retime(claim.tenant(), claim.weight(), now);
+            }
+        }
+        let mut seen = BTreeSet::new();
+        for spot in left.iter().flat_map(|claim| spots_of(*claim)) {
+            if seen.insert(spot) {
+                self.come_back(spot, now, of);
+            }
+        }
+    }
+
+    fn retime(&mut self, tenant: Tenant, weight: u32, now: u64) {
+        let units = self.units_of(tenant);
+        for line in self.further.lines_of(tenant, now) {
+            let stands = match self.further.lines.get(&line).and_then(|line| line.stands) {
+                Some(Stands::InTurn(bits)) => {
+                    let before = f64::from_bits(bits);
+                    if before == STOPPED {
+                        continue;
+                    }
+                    let class = class_of(before);
+                    if is_turn_at(before, class, units, weight) {
+                        continue;
+                    }
+                    Stands::InTurn(turn(class, units, weight, now).to_bits())
+                }
+                Some(Stands::At(spot, code)) if code.has_other_level(units, weight) => {
+                    Stands::At(spot, code.at_level(units, weight, now))
+                }
+                _ => continue,
+            };
+            self.stand(line, Some(stands));
+        }
+    }
+
+    /// The first line that is parked there comes back among the turns, if the limit has room for its head.
+    pub(super) fn come_back(&mut self, spot: Spot, now: u64, of: &impl Register<I>) {
+        let Some((code, line)) = self.further.first_at(spot) else { return };
+        let Some(head) = self.further.queue_of(line).and_then(|queue| queue.first()).copied()
+        else {
+            return;
+        };
+        let claim = of.claim_of(head.1);
+        let cost = u64::from(claim.cost());
+        let cap = limits_of(claim).find(|(at, _)| *at == spot).map(|(_, cap)| u64::from(cap));
+        if cap.is_some_and(|cap| self.used_at(spot, claim) + cost > cap) {
+            return;
+        }
+        let (class, units, weight) = (claim.class(), self.level_units(claim), claim.weight());
+        let turn = if claim.has_tenant() {
+            let is_same = code.is_at(class, units, weight);
+            turn(class, units, weight, if is_same { code.since(now) } else { now })
+        } else {
+            self.turn_of(head, None, now, of)
+        };
+        self.stand(line, Some(Stands::InTurn(turn.to_bits())));
+    }
+
+    /// Gives the line that is next its turn anew, if its tenant got permits by other lines since. Returns whether it did.
+    pub(crate) fn restamp(&mut self, line: LineId, now: u64, of: &impl Register<I>) -> bool {
+        let Some(known) = self.further.lines.get(&line) else { return false };
+        let (Some(Stands::InTurn(bits)), Some((_, head))) = (known.stands, known.queue.first())
+        else {
+            return false;
+        };
+        let claim = of.claim_of(*head);
+        let (class, units, weight) = (claim.class(), self.level_units(claim), claim.weight());
+        let anew = turn(class, units, weight, now);
+        let is_late = claim.has_tenant() && f64::from_bits(bits) < turn(class, units, weight, 0);
+        if is_late {
+            self.stand(line, Some(Stands::InTurn(anew.to_bits())));
+        }
+        is_late
+    }
+
+    /// Parks the line that is next, if one of its limits keeps it back. Returns whether it did.
+    pub(crate) fn park(&mut self, line: LineId, now: u64, of: &impl Register<I>) -> bool {
+        let Some(known) = self.further.lines.get(&line) else { return false };
+        let (Some(Stands::InTurn(bits)), Some((_, head))) = (known.stands, known.queue.first())
+        else {
+            return false;
+        };
+        let claim = of.claim_of(*head);
+        let code = self.code_now(claim, since_of(f64::from_bits(bits)));
+        let Some(spot) = self.kept_back(claim, code) else { return false };
+        self.stand(line, Some(Stands::At(spot, code)));
+        for other in spots_of(claim).filter(|other| *other != spot) {
+            self.come_back(other, now, of);
+        }
+        true
+    }
+
+    /// A place of this line was renewed: a line that is parked ahead of the present goes to the front of its level, and
+    /// one that is stopped is examined again.
+    pub(crate) fn renewed(&mut self, line: LineId, now: u64) {
+        let Some(known) = self.further.lines.get(&line) else { return };
+        if let Some(Stands::At(spot, code)) = known.stands {
+            self.stand(line, Some(Stands::At(spot, code.not_ahead_of(now))));
+        }
+    }
+}
+
+/// The class of a turn.
+fn class_of(turn: f64) -> u8 {
+    let exponent = (turn.to_bits() >> 52).saturating_sub(1023 + 52);
+    u8::try_from(exponent / 80).unwrap_or(0)
+}
+
+/// The time in a turn, µs.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2⁵²")]
+fn since_of(turn: f64) -> u64 {
+    let turn = turn / class_factor(class_of(turn));
+    (turn - (turn / LEVEL).floor() * LEVEL) as u64
+}
