@@ -93,9 +93,16 @@ impl From<Tenant> for LineId {
     }
 }
 
+/// Five digits to the base 36, as in Redis.
+impl fmt::Display for LineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Tenant(self.0), f)
+    }
+}
+
 impl fmt::Debug for LineId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&Tenant(self.0), f)
+        fmt::Display::fmt(self, f)
     }
 }
 

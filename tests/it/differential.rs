@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use tower_semaphore::protocol::{BoundRate, Claim, Tenant, WORK_MAX};
+use tower_semaphore::protocol::{BoundRate, Claim, FurtherLimit, Tenant, WORK_MAX};
 
 use self::model::{Expected, Model};
 use self::wire::{Item, Lua, QUEUED, Wire};
@@ -152,6 +152,8 @@ enum Of {
     Tenants,
     /// Most places have a rate, and so a claim.
     Rates,
+    /// Most places have further limits, and some have a rate.
+    Further,
 }
 
 /// The claims of places: few tenants, so that they meet; few terms, so that levels do.
@@ -181,6 +183,19 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
         .prop_map(|cost| Some(Claim::without_tenant().with_cost(cost)));
     match of {
         Of::Rates => prop_oneof![4 => claim, 3 => nobodys, 1 => Just(None)].boxed(),
+        Of::Further => {
+            let any = prop_oneof![6 => claim, 4 => nobodys, 1 => Just(None)];
+            // Few limits, so that places meet at them; two routes and two models, and others.
+            let limit = (0..5u64, prop_oneof![5 => 1..4u32, 1 => 1..=u32::MAX]);
+            (any, prop::collection::vec(limit, 0..=3))
+                .prop_map(|(claim, limits)| {
+                    let also = |claim: Claim, (hash, cap): (u64, u32)| {
+                        claim.also(FurtherLimit::of_hash(hash * 3_355_442, cap))
+                    };
+                    claim.map(|claim| limits.into_iter().fold(claim, also))
+                })
+                .boxed()
+        }
         _ => prop_oneof![10 => claim, 4 => nobodys, 2 => Just(None)].boxed(),
     }
 }
@@ -190,7 +205,7 @@ const WINDOWS_US: [u64; 3] = [20_000_003, 6_000_001, 61_000_009];
 
 /// Low rates, so that windows are full.
 fn rate(of: Of) -> BoxedStrategy<Option<BoundRate>> {
-    if of != Of::Rates {
+    if !matches!(of, Of::Rates | Of::Further) {
         return Just(None).boxed();
     }
     let window =
@@ -200,7 +215,8 @@ fn rate(of: Of) -> BoxedStrategy<Option<BoundRate>> {
     let longest = prop_oneof![3 => Just(0), 1 => Just(WINDOWS_US[2])];
     let rate = (rate, longest)
         .prop_map(|(rate, longest)| rate.map(|rate| rate.kept_for(Duration::from_micros(longest))));
-    prop_oneof![5 => rate, 1 => Just(None)].boxed()
+    let none = if of == Of::Further { 20 } else { 1 };
+    prop_oneof![5 => rate, none => Just(None)].boxed()
 }
 
 fn asks(of: Of) -> impl Strategy<Value = Asks> {
@@ -289,7 +305,7 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     ];
     match of {
         Of::Plain => step.boxed(),
-        Of::Tenants | Of::Rates => {
+        Of::Tenants | Of::Rates | Of::Further => {
             prop_oneof![40 => step, 1 => (0..=3u32).prop_map(Step::Headroom)].boxed()
         }
     }
@@ -301,7 +317,8 @@ fn history(
     steps: RangeInclusive<usize>,
 ) -> impl Strategy<Value = History> {
     let headroom = if of == Of::Plain { 0 } else { 2u32 };
-    let claim = (of == Of::Rates).then(|| Claim::new(Tenant::of_hash(0)));
+    let is_rated = matches!(of, Of::Rates | Of::Further);
+    let claim = is_rated.then(|| Claim::new(Tenant::of_hash(0)));
     let fallback = Asks { claim, ..Asks::default() };
     (
         prop::bool::weighted(0.8),
@@ -419,6 +436,29 @@ fn with_rates_they_stop_at_the_same_bound_on_work() {
 fn they_do_so_with_hundreds_of_places_with_rates_too() {
     let cases = histories().div_ceil(50);
     run(&Lua::as_it_is(), cases, 200, &history(Of::Rates, 1..=512, 10..=20))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+}
+
+#[test]
+fn they_park_lines_at_further_limits_as_the_ledger_does() {
+    let cases = histories();
+    let [operations, _] = run(&Lua::as_it_is(), cases, 4000, &history(Of::Further, 1..=4, 50..=90))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+    assert!(operations >= 50 * cases as usize, "only {operations} operations were compared");
+}
+
+#[test]
+fn with_further_limits_they_stop_at_the_same_bound_on_work() {
+    let lua = Lua::new(SMALL_WORK, |_, text| text.to_owned());
+    let [operations, early] = run(&lua, histories(), 4000, &history(Of::Further, 1..=4, 50..=90))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+    assert!(early > operations / 1000, "only {early} of {operations} reached the bound");
+}
+
+#[test]
+fn they_do_so_with_hundreds_of_places_with_further_limits_too() {
+    let cases = histories().div_ceil(50);
+    run(&Lua::as_it_is(), cases, 200, &history(Of::Further, 1..=512, 10..=20))
         .unwrap_or_else(|difference| panic!("{difference}"));
 }
 

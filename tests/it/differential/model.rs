@@ -67,6 +67,9 @@ pub(super) struct Model<'a> {
     fallback: Asks,
 }
 
+/// When histories begin, µs: 20 s before the times of parked lines begin again.
+const BEGAN: u64 = 1_795_162_092_000_543;
+
 pub(super) fn node(i: usize) -> NodeId {
     // Far apart, so that their texts differ from the first digit on.
     NodeId::new(0x1357_9bdf_0246_8ace_u64.wrapping_mul(i as u64 * 2 + 1))
@@ -86,7 +89,7 @@ impl<'a> Model<'a> {
             limit: history.limit,
             headroom: history.headroom,
             for_all: false,
-            now: 1_795_169_853_126_543,
+            now: BEGAN,
             alive: [true; NODES],
             // So that numbers of one and of two digits meet: they are ordered as texts.
             next: 30,
@@ -336,7 +339,8 @@ impl<'a> Model<'a> {
             PlaceStatus::QueueFull => Item::Int(-2),
             PlaceStatus::TenantFull => Item::Int(-3),
             PlaceStatus::NeverFits => Item::Int(-4),
-            PlaceStatus::NoStart(ms) => Item::Int(-5 - ms.cast_signed()),
+            PlaceStatus::LimitFull(index) => Item::Int(-5 - i64::from(*index)),
+            PlaceStatus::NoStart(ms) => Item::Int(-7 - ms.cast_signed()),
             PlaceStatus::Waiting(ticket) => number(*ticket),
         }));
         for grant in &reply.granted {
@@ -397,15 +401,19 @@ impl<'a> Model<'a> {
                 continue;
             };
             set.push((id.to_string(), FAIR_LEASES + lease_end as f64));
-            let share = f64::from(claim.tenant().number());
-            match ticket {
-                Some(ticket) => {
-                    set.push((format!("{QUEUED}{id}"), line_score(claim, ticket)));
-                }
-                None => {
-                    set.push((format!("{QUEUED}{id}"), share));
-                    set.extend((2..=claim.cost()).map(|i| (format!("{i}{QUEUED}{id}"), share)));
-                }
+            if let Some(ticket) = ticket {
+                set.push((format!("{QUEUED}{id}"), line_score(claim, ticket)));
+                continue;
+            }
+            // One member for each permit, under the tenant and under each further limit.
+            let shares = |kind: &str, score: f64| {
+                let member = move |i| if i == 1 { String::new() } else { format!("{i}") };
+                let members = (1..=claim.cost()).map(|i| format!("{}{kind}{id}", member(i)));
+                members.map(|member| (member, score)).collect::<Vec<_>>()
+            };
+            set.extend(shares(QUEUED, share_score(claim)));
+            for (limit, kind) in claim.further().iter().zip(["a", "b", "c"]) {
+                set.extend(shares(kind, UNDER_LIMITS + f64::from(limit.number())));
             }
         }
         let starts: HashSet<_> = self.ledger.starts().collect();
@@ -418,7 +426,13 @@ impl<'a> Model<'a> {
             set.push((format!("r{number}"), score));
             set.extend((2..=id.cost()).map(|i| (format!("{i}r{number}"), score)));
         }
-        set.extend(self.ledger.turns().map(|(tenant, turn)| (format!("t{tenant}"), turn)));
+        set.extend(self.ledger.turns().map(|(line, turn)| (format!("t{line}"), turn)));
+        for (line, tenant) in self.ledger.further_lines() {
+            set.push((format!("x{line}"), FURTHER_LINES + f64::from(tenant.number())));
+        }
+        if self.ledger.further_lines().next().is_some() {
+            set.push(("x".into(), f64::INFINITY));
+        }
         set.sort_unstable_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
         (set, longest)
     }
@@ -505,7 +519,7 @@ impl<'a> Model<'a> {
     fn would_wait(&self) -> u64 {
         let mut dead: Vec<_> =
             self.ledger.places().filter(|(_, end, _)| *end <= self.now / 1000).collect();
-        let kind = |id: &PlaceId| match (id.claim, id.tenant()) {
+        let kind = |id: &PlaceId| match (id.claim, id.line()) {
             (Some(_), None) => 0,
             (None, _) => 1,
             (Some(_), Some(_)) => 2,
@@ -549,7 +563,7 @@ impl<'a> Model<'a> {
         let [mut leases, mut fair, mut nobodys] = [const { Vec::new() }; 3];
         let mut tickets = Vec::new();
         for (id, lease_end, ticket) in self.ledger.places() {
-            let (list, above) = match (id.claim, id.tenant()) {
+            let (list, above) = match (id.claim, id.line()) {
                 (None, _) => (&mut leases, 0.0),
                 (Some(_), None) => (&mut nobodys, 0.0),
                 (Some(_), Some(_)) => (&mut fair, FAIR_LEASES),
@@ -562,7 +576,7 @@ impl<'a> Model<'a> {
                     id.claim,
                 ));
             }
-            if let (Some(ticket), None) = (ticket, id.tenant()) {
+            if let (Some(ticket), None) = (ticket, id.line()) {
                 tickets.push((ticket as f64, format!("{QUEUED}{id}")));
             }
         }
@@ -573,7 +587,7 @@ impl<'a> Model<'a> {
         tickets.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
         tickets.truncate(most);
         for (_, id, waits, claim) in &fair {
-            let share = claim.map_or(0.0, |claim| f64::from(claim.tenant().number()));
+            let share = claim.map_or(0.0, share_score);
             let score = waits.map_or(share, |(ticket, claim)| line_score(claim, ticket));
             tickets.push((score, format!("{QUEUED}{id}")));
         }
@@ -617,10 +631,19 @@ const FAIR_LEASES: f64 = 1e13;
 /// The score of the further permits of a place that has a cost and no tenant.
 const FURTHER: f64 = 1e8;
 
-/// The score of a place that waits in a line: -f + k·2⁻²⁸.
+/// The score of the permits of a place that stands in lines.
+fn share_score(claim: Claim) -> f64 {
+    if claim.has_tenant() { f64::from(claim.tenant().number()) } else { FURTHER }
+}
+
+/// The lowest scores of permits under further limits, and of the members that tell the tenants of lines with such.
+const UNDER_LIMITS: f64 = 5e13;
+const FURTHER_LINES: f64 = 2e13;
+
+/// The score of a place that waits in a line: -l + k·2⁻²⁸.
 fn line_score(claim: Claim, ticket: u64) -> f64 {
     let k = (ticket - TICKET_MIN) as f64;
-    k / (LINE_MAX + 1) as f64 - f64::from(claim.tenant().number())
+    k / (LINE_MAX + 1) as f64 - claim.line().map_or(0.0, |line| f64::from(line.number()))
 }
 
 fn texts(ids: &[PlaceId]) -> Vec<String> {
