@@ -1,124 +1,19 @@
 //! The ledger with tenants: each rule of their turns, and invariants of generated histories.
 
+mod desk;
+
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_semaphore_protocol::{
-    Bound, BoundRate, Caller, Claim, Grant, LINE_MAX, Ledger, LineId, NodeId, PlaceId, PlaceStatus,
-    RateUsage, Reply, TICKET_MIN, Tenant, WORK_MAX,
+    Bound, BoundRate, Claim, LINE_MAX, Ledger, LineId, NodeId, PlaceId, PlaceStatus, RateUsage,
+    Reply, TICKET_MIN, Tenant, WORK_MAX,
 };
 
-const NODE: NodeId = NodeId::new(1);
+use self::desk::{BEGAN, Desk, LEASE, NODE, claim};
+
 const OTHER: NodeId = NodeId::new(u64::MAX);
-const BEGAN: u64 = 1_795_169_853_126_543;
-const LEASE: u64 = 10_000;
-
-/// A ledger with a clock and the limits of its callers; its places are numbered as they come.
-struct Desk {
-    ledger: Ledger,
-    now: u64,
-    limit: u32,
-    headroom: u32,
-    max_waiting: u32,
-    next: u64,
-    gone: Vec<NodeId>,
-    posted: Vec<Grant>,
-}
-
-fn claim(tenant: u64) -> Claim {
-    Claim::new(Tenant::of_hash(tenant))
-}
-
-impl Desk {
-    fn new(limit: u32) -> Self {
-        Self::bounded(limit, WORK_MAX)
-    }
-
-    fn bounded(limit: u32, work_max: usize) -> Self {
-        Self {
-            ledger: Ledger::with_work_max(work_max),
-            now: BEGAN,
-            limit,
-            headroom: 0,
-            max_waiting: u32::MAX,
-            next: 0,
-            gone: Vec::new(),
-            posted: Vec::new(),
-        }
-    }
-
-    fn id(&mut self, claim: impl Into<Option<Claim>>) -> PlaceId {
-        self.id_of(NODE, claim)
-    }
-
-    fn id_of(&mut self, node: NodeId, claim: impl Into<Option<Claim>>) -> PlaceId {
-        self.next += 1;
-        PlaceId { node, poll_only: false, n: self.next, bound: None, claim: claim.into() }
-    }
-
-    fn ask(
-        &mut self,
-        node: NodeId,
-        run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
-    ) -> Reply {
-        let Self { ledger, now, limit, headroom, max_waiting, gone, posted, .. } = self;
-        // Time passes, so that no two things happen at one moment.
-        *now += 100;
-        let caller = Caller {
-            now: *now,
-            limit: *limit,
-            headroom: *headroom,
-            for_all: false,
-            max_waiting: *max_waiting,
-            node,
-            recalls: false,
-        };
-        run(ledger, caller, &mut |to, grants| {
-            posted.extend(grants);
-            !gone.contains(&to)
-        })
-    }
-
-    fn acquire_all(&mut self, max_queue: Option<u32>, ids: &[PlaceId]) -> Reply {
-        self.ask(ids[0].node, |ledger, caller, post| {
-            ledger.acquire(caller, LEASE, max_queue, &[], ids, post)
-        })
-    }
-
-    /// A place comes, and waits if it must.
-    fn come(&mut self, claim: impl Into<Option<Claim>>) -> PlaceId {
-        let id = self.id(claim);
-        self.acquire_all(Some(10_000), &[id]);
-        id
-    }
-
-    fn status_of(&mut self, max_queue: Option<u32>, claim: Claim) -> PlaceStatus {
-        let id = self.id(claim);
-        self.acquire_all(max_queue, &[id]).statuses[0]
-    }
-
-    fn release(&mut self, ids: &[PlaceId]) -> Reply {
-        self.ask(NODE, |ledger, caller, post| ledger.release(caller, ids, post))
-    }
-
-    /// Releases one place and says which is granted for it.
-    fn hand_over(&mut self, id: PlaceId) -> Vec<PlaceId> {
-        self.release(&[id]).granted.iter().map(|grant| grant.id).collect()
-    }
-
-    fn renew(&mut self, ids: &[PlaceId]) -> Reply {
-        self.ask(NODE, |ledger, caller, post| ledger.renew(caller, LEASE, ids, post))
-    }
-
-    fn holds(&self, id: PlaceId) -> bool {
-        self.ledger.places().any(|(place, _, ticket)| place == id && ticket.is_none())
-    }
-
-    fn waits(&self, id: PlaceId) -> bool {
-        self.ledger.places().any(|(place, _, ticket)| place == id && ticket.is_some())
-    }
-}
 
 #[test]
 fn a_permit_goes_to_the_tenant_with_the_fewest() {

@@ -325,7 +325,7 @@ impl Ledger {
                     if let (Some(fair), Some(line), Some(_)) =
                         (&mut self.lines, id.line(), place.ticket)
                     {
-                        fair.lines.renewed(line, caller.now);
+                        fair.lines.renewed(line, caller.now, &OfPlaces);
                     }
                     place.status()
                 }

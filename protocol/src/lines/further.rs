@@ -282,36 +282,37 @@ impl<I: Copy + Ord> Lines<I> {
 
     /// After places have left: their tenants' lines get their turns anew, and what is parked at their limits comes back.
     pub(super) fn make_up_for(&mut self, left: &[Claim], now: u64, of: &impl Register<I>) {
+        let mut spots = Vec::new();
         for (i, claim) in left.iter().enumerate() {
             let is_first = left[..i].iter().all(|before| before.tenant() != claim.tenant());
             if is_first && claim.has_tenant() {
-                self.retime(claim.tenant(), claim.weight(), now);
+                self.retime(claim.tenant(), claim.weight(), now, &mut spots);
             }
         }
+        spots.extend(left.iter().flat_map(|claim| spots_of(*claim)));
         let mut seen = BTreeSet::new();
-        for spot in left.iter().flat_map(|claim| spots_of(*claim)) {
+        for spot in spots {
             if seen.insert(spot) {
                 self.come_back(spot, now, of);
             }
         }
     }
 
-    fn retime(&mut self, tenant: Tenant, weight: u32, now: u64) {
+    /// `spots`: gets those where another line can be the first now.
+    fn retime(&mut self, tenant: Tenant, weight: u32, now: u64, spots: &mut Vec<Spot>) {
         let units = self.units_of(tenant);
         for line in self.further.lines_of(tenant, now) {
             let stands = match self.further.lines.get(&line).and_then(|line| line.stands) {
                 Some(Stands::InTurn(bits)) => {
                     let before = f64::from_bits(bits);
-                    if before == STOPPED {
-                        continue;
-                    }
                     let class = class_of(before);
-                    if is_turn_at(before, class, units, weight) {
+                    if before == STOPPED || is_turn_at(before, class, units, weight) {
                         continue;
                     }
                     Stands::InTurn(turn(class, units, weight, now).to_bits())
                 }
                 Some(Stands::At(spot, code)) if code.has_other_level(units, weight) => {
+                    spots.push(spot);
                     Stands::At(spot, code.at_level(units, weight, now))
                 }
                 _ => continue,
@@ -322,25 +323,33 @@ impl<I: Copy + Ord> Lines<I> {
 
     /// The first line that is parked there comes back among the turns, if the limit has room for its head.
     pub(super) fn come_back(&mut self, spot: Spot, now: u64, of: &impl Register<I>) {
-        let Some((code, line)) = self.further.first_at(spot) else { return };
-        let Some(head) = self.further.queue_of(line).and_then(|queue| queue.first()).copied()
-        else {
-            return;
-        };
-        let claim = of.claim_of(head.1);
-        let cost = u64::from(claim.cost());
-        let cap = limits_of(claim).find(|(at, _)| *at == spot).map(|(_, cap)| u64::from(cap));
-        if cap.is_some_and(|cap| self.used_at(spot, claim) + cost > cap) {
+        for tries in 0.. {
+            let Some((code, line)) = self.further.first_at(spot) else { return };
+            let Some(head) = self.further.queue_of(line).and_then(|queue| queue.first()).copied()
+            else {
+                return;
+            };
+            let claim = of.claim_of(head.1);
+            let mut caps = limits_of(claim).filter(|(at, _)| *at == spot).map(|(_, cap)| cap);
+            let used = self.used_at(spot, claim) + u64::from(claim.cost());
+            if caps.next().is_some_and(|cap| used > u64::from(cap)) {
+                return;
+            }
+            // Its tenant may have got permits by other lines since it parked: then it is not the first.
+            let anew = self.code_now(claim, now);
+            if claim.has_tenant() && code.is_below(anew) && tries < RETIMED_MAX {
+                self.stand(line, Some(Stands::At(spot, anew)));
+                continue;
+            }
+            let turn = if claim.has_tenant() {
+                let since = if code.is_level_with(anew) { code.since(now) } else { now };
+                turn(claim.class(), self.level_units(claim), claim.weight(), since)
+            } else {
+                self.turn_of(head, None, now, of)
+            };
+            self.stand(line, Some(Stands::InTurn(turn.to_bits())));
             return;
         }
-        let (class, units, weight) = (claim.class(), self.level_units(claim), claim.weight());
-        let turn = if claim.has_tenant() {
-            let is_same = code.is_at(class, units, weight);
-            turn(class, units, weight, if is_same { code.since(now) } else { now })
-        } else {
-            self.turn_of(head, None, now, of)
-        };
-        self.stand(line, Some(Stands::InTurn(turn.to_bits())));
     }
 
     /// Gives the line that is next its turn anew, if its tenant got permits by other lines since. Returns whether it did.
@@ -371,18 +380,19 @@ impl<I: Copy + Ord> Lines<I> {
         let code = self.code_now(claim, since_of(f64::from_bits(bits)));
         let Some(spot) = self.kept_back(claim, code) else { return false };
         self.stand(line, Some(Stands::At(spot, code)));
-        for other in spots_of(claim).filter(|other| *other != spot) {
-            self.come_back(other, now, of);
-        }
+        // Also at its own: there can be room for the one that is ahead of it.
+        spots_of(claim).for_each(|spot| self.come_back(spot, now, of));
         true
     }
 
-    /// A place of this line was renewed: a line that is parked ahead of the present goes to the front of its level, and
-    /// one that is stopped is examined again.
-    pub(crate) fn renewed(&mut self, line: LineId, now: u64) {
+    /// A place of this line was renewed: a line that is parked ahead of the present goes to the front of its level.
+    pub(crate) fn renewed(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
         let Some(known) = self.further.lines.get(&line) else { return };
-        if let Some(Stands::At(spot, code)) = known.stands {
+        if let Some(Stands::At(spot, code)) = known.stands
+            && code.not_ahead_of(now) != code
+        {
             self.stand(line, Some(Stands::At(spot, code.not_ahead_of(now))));
+            self.come_back(spot, now, of);
         }
     }
 }

@@ -20,13 +20,14 @@ impl Spot {
 }
 
 /// The turn of a line among those that are parked at one spot, in 36 bits, the lowest first: its class, its level as a
-/// number of five bits of exponent and four of mantissa, and since when it is at that level, in 1/64 s, of which it
-/// keeps 24 bits.
+/// number of five bits of exponent and four of mantissa, and since when it is at that level, in steps of which it keeps
+/// 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Code(u64);
 
-/// What one step of the time is in µs, and how many steps there are before it begins again: three days.
-const STEP_US: u64 = 15_625;
+/// What one step of the time is in µs, less than a permit takes from one process to another, and how many there are before
+/// it begins again: half an hour.
+const STEP_US: u64 = 125;
 const STEPS: u64 = 1 << 24;
 
 impl Code {
@@ -39,9 +40,14 @@ impl Code {
         Self(u64::from(class) << 33 | level << 24 | step_of(since))
     }
 
-    /// Whether it is of this class and level.
-    pub(super) fn is_at(self, class: u8, units: u64, weight: u32) -> bool {
-        self.0 >> 24 == u64::from(class) << 9 | short_level(units, weight)
+    /// Whether both are of one class and level.
+    pub(super) const fn is_level_with(self, other: Self) -> bool {
+        self.0 / STEPS == other.0 / STEPS
+    }
+
+    /// Whether this one is of a lower class, or a lower level.
+    pub(super) const fn is_below(self, other: Self) -> bool {
+        self.0 / STEPS < other.0 / STEPS
     }
 
     /// The same class, at this level since then.
@@ -59,11 +65,11 @@ impl Code {
     pub(super) fn since(self, now: u64) -> u64 {
         let steps = now / STEP_US;
         let before = steps.wrapping_sub(self.0) % STEPS;
-        if before >= STEPS / 2 { now } else { steps.saturating_sub(before) * STEP_US }
+        steps.saturating_sub(before) * STEP_US
     }
 
     /// The same, ahead of all of its level, if its time is ahead of the present: it has begun again, or the clock stepped
-    /// back. It would be last for three days.
+    /// back. It would be the last until then.
     pub(super) fn not_ahead_of(self, now: u64) -> Self {
         if self.0 % STEPS > step_of(now) { Self(self.0 / STEPS * STEPS) } else { self }
     }
@@ -164,12 +170,11 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_code_is_that_of_the_last_three_days() {
-        for ago in [0, STEP_US, 3_600_000_000, STEPS * STEP_US / 2 - STEP_US] {
+    fn the_time_of_a_code_is_that_of_the_last_half_hour() {
+        for ago in [0, STEP_US, 60_000_000, (STEPS - 1) * STEP_US] {
             let since = Code::new(1, 2, 1, NOW - ago).since(NOW);
             assert!(since <= NOW - ago && NOW - ago - since < STEP_US, "{ago}");
         }
-        assert_eq!(Code::new(1, 2, 1, NOW + STEP_US).since(NOW), NOW);
         let ahead = Code::new(1, 2, 1, NOW + STEP_US);
         assert_eq!(ahead.not_ahead_of(NOW), Code(ahead.0 / STEPS * STEPS));
         assert_eq!(ahead.not_ahead_of(NOW + STEP_US), ahead);
@@ -178,7 +183,9 @@ mod tests {
     #[test]
     fn a_code_knows_its_level() {
         let code = Code::new(2, 3, 1, NOW);
-        assert!(code.is_at(2, 3, 1) && !code.is_at(1, 3, 1) && !code.is_at(2, 4, 1));
+        let other = Code::new(2, 3, 1, NOW + 64_000_000);
+        assert!(code.is_level_with(other) && !code.is_below(other) && !other.is_below(code));
+        assert!(code.is_below(Code::new(2, 4, 1, 0)) && code.is_below(Code::new(3, 0, 1, 0)));
         assert!(!code.has_other_level(6, 2) && code.has_other_level(2, 1));
         assert_eq!(code.at_level(4, 1, NOW + 64_000_000), Code::new(2, 4, 1, NOW + 64_000_000));
     }
