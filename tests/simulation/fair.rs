@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use tower_semaphore_protocol::{Claim, LINE_MAX, PlaceId, TICKET_MIN, Tenant};
+use tower_semaphore_protocol::{Claim, LINE_MAX, LineId, PlaceId, TICKET_MIN, Tenant};
 
 /// A place, its lease end in ms, and its ticket while it waits.
 pub type Stored = (PlaceId, u64, Option<u64>);
@@ -468,9 +468,10 @@ impl Judge {
 
     /// Compares the turns that a ledger keeps with these.
     #[must_use]
-    pub fn compare(&self, turns: &[(Tenant, f64)]) -> Option<Breach> {
-        let theirs: BTreeMap<Tenant, f64> = turns.iter().copied().collect();
-        let is_one_each = theirs.len() == turns.len() && theirs.keys().eq(self.lines.keys());
+    pub fn compare(&self, turns: &[(LineId, f64)]) -> Option<Breach> {
+        let theirs: BTreeMap<LineId, f64> = turns.iter().copied().collect();
+        let own = self.lines.keys().map(|tenant| LineId::from(*tenant));
+        let is_one_each = theirs.len() == turns.len() && theirs.keys().copied().eq(own);
         if !is_one_each {
             return Some(("turns", format!("{turns:?} stand there for {:?}", self.lines)));
         }

@@ -286,10 +286,12 @@ impl Session {
         Share { own: own + 1, all: self.counts.waiting() + 1 }
     }
 
-    /// A place that was asked for twice may stand anywhere.
+    /// A place that was asked for twice may stand anywhere, and how long one with further limits waits depends on which of
+    /// them is full.
     fn set_turn(&mut self, index: usize, ahead: u64) {
         if let Some(place) = self.places.get_mut(index)
             && matches!(place.state, State::Joining { sent: Sent::Once, .. })
+            && !place.claim().has_further()
         {
             place.turn = turn_after(ahead);
         }

@@ -6,8 +6,9 @@ use super::local::LocalQueue;
 use super::options::OnUnavailable;
 use super::place::{Sent, WAITING_RENEWAL};
 use super::{Event, Session, State};
-use crate::claim::Tenant;
+use crate::claim::LineId;
 use crate::ledger::Usage;
+use crate::lines::line_of;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -37,12 +38,12 @@ impl Session {
         self.admit_local(now);
         // A place that was on its way and finds no share may have no queue to wait in, or a full one: the newest are
         // refused.
-        let mut kept: BTreeMap<Tenant, u64> = BTreeMap::new();
+        let mut kept: BTreeMap<LineId, u64> = BTreeMap::new();
         for (_, index) in places {
             let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) else {
                 continue;
             };
-            let before = kept.entry(place.claim().tenant()).or_default();
+            let before = kept.entry(line_of(place.claim())).or_default();
             if self.exceeds_share(place) {
                 self.fail(index, now);
                 continue;
