@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tower_semaphore_protocol::TICKET_MIN;
 use tower_semaphore_protocol::session::{AcquireOptions, OnUnavailable, Progress};
-use tower_semaphore_protocol::{Call, Op, Session, Tenant};
+use tower_semaphore_protocol::{Call, LineId, Op, Session};
 
 use super::Bug;
 use super::process::{Kept, Link, Others, Phase, Process, Slot, reuse_ticks, time};
@@ -24,8 +24,8 @@ fn is_paused(p: &Process) -> bool {
     p.session.as_ref().is_some_and(|session| session.paused_until().is_some())
 }
 
-fn tenant_of(stored: &Stored) -> Option<Tenant> {
-    stored.place.tenant()
+fn line_of(stored: &Stored) -> Option<LineId> {
+    stored.place.line()
 }
 
 impl World {
@@ -133,7 +133,7 @@ impl World {
                 // A place that joins with this call comes after all others.
                 let was_there = place(before, other.id).is_some() || proof(other).is_some();
                 other.ticket.is_some()
-                    && tenant_of(other) == tenant_of(new)
+                    && line_of(other) == line_of(new)
                     && other.end > now_ms
                     && was_there
                     && p.knows(other.id)
@@ -199,8 +199,8 @@ impl World {
         let (mut waiting, held): (Vec<&Stored>, Vec<&Stored>) =
             after.iter().partition(|stored| stored.ticket.is_some());
         let units = held.iter().map(|held| cost(&held.place)).sum::<usize>();
-        waiting.sort_unstable_by_key(|stored| tenant_of(stored));
-        waiting.dedup_by_key(|stored| tenant_of(stored));
+        waiting.sort_unstable_by_key(|stored| line_of(stored));
+        waiting.dedup_by_key(|stored| line_of(stored));
         if waiting.len() > 1 {
             self.saw(Seen::TenantsWait);
         }
@@ -211,6 +211,9 @@ impl World {
         }
         if units < limit && waiting.iter().any(|stored| units + cost(&stored.place) > limit) {
             self.saw(Seen::BigWaits);
+        }
+        if units < limit && s.server.ledger.turns().any(|(_, turn)| turn < 0.0) {
+            self.saw(Seen::Parked);
         }
         if waiting.iter().any(|stored| stored.place.claim.is_some_and(|c| c.each().is_some()))
             && units < limit

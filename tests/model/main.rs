@@ -8,6 +8,9 @@
 #[expect(unreachable_pub, reason = "it is public in the simulation")]
 #[path = "../simulation/fair.rs"]
 mod fair;
+#[expect(unreachable_pub, reason = "it is public in the simulation")]
+#[path = "../simulation/further.rs"]
+mod further;
 mod judge;
 mod process;
 mod server;
@@ -21,7 +24,7 @@ use std::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model};
 
 use tower_semaphore_protocol::session::{AcquireOptions, OnUnavailable};
-use tower_semaphore_protocol::{Claim, Mode, Override, Rate, Tenant};
+use tower_semaphore_protocol::{Claim, FurtherLimit, Mode, Override, Rate, Tenant};
 
 use self::world::{Action, Rule, Seen, World};
 
@@ -86,24 +89,34 @@ pub(crate) struct Config {
     bug: Option<Bug>,
 }
 
-/// A tenant, the permits and the class of its requests, and its cap; tenant 0 for none.
+/// A tenant, the permits and the class of its requests, its cap, and its further limits, each with a cap; tenant 0 for
+/// none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     tenant: u64,
     cost: u32,
     class: u8,
     each: Option<u32>,
+    further: &'static [(u64, u32)],
 }
 
 impl Ask {
     const fn of(tenant: u64) -> Self {
-        Self { tenant, cost: 1, class: 0, each: None }
+        Self { tenant, cost: 1, class: 0, each: None, further: &[] }
     }
 
     fn claim(self) -> Option<Claim> {
-        let Self { tenant, cost, class, each } = self;
-        let claim = Claim::new(Tenant::of_hash(tenant));
-        (tenant > 0).then(|| claim.with_cost(cost).with_class(class).with_each(each))
+        let Self { tenant, cost, class, each, further } = self;
+        let claim = match tenant {
+            0 if further.is_empty() => return None,
+            0 => Claim::without_tenant().with_cost(cost),
+            _ => Claim::new(Tenant::of_hash(tenant))
+                .with_cost(cost)
+                .with_class(class)
+                .with_each(each),
+        };
+        let limits = further.iter().map(|(number, cap)| FurtherLimit::of_hash(*number, *cap));
+        Some(limits.fold(claim, Claim::also))
     }
 }
 
@@ -816,6 +829,61 @@ fn configs() -> Vec<Config> {
             ..BASE
         },
         Config {
+            name: "further limits, crash, lost hint",
+            asks: [BOTH_ROUTES, OTHERS_ROUTES, FIRST_ROUTE],
+            differ: true,
+            processes: 3,
+            requests: [2, 1, 1],
+            limits: [2; 3],
+            faults: Faults { crashes: 1, lost_hints: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "further limits cross",
+            asks: [CROSSING, OTHERS_ROUTES, &[]],
+            requests: [3, 2, 0],
+            slots: 3,
+            limits: [2; 3],
+            ticks: 1,
+            ..BASE
+        },
+        Config {
+            name: "further limits and a tenant's cap, some do not wait",
+            asks: [CAPPED_ROUTES, NOBODYS_ROUTES, &[]],
+            differ: true,
+            requests: [2, 2, 0],
+            slots: 2,
+            limits: [2; 3],
+            tries: true,
+            ticks: 1,
+            ..BASE
+        },
+        Config {
+            name: "further limits, restart",
+            asks: [BOTH_ROUTES, OTHERS_ROUTES, &[]],
+            differ: true,
+            requests: [2, 1, 0],
+            slots: 2,
+            limits: [2; 3],
+            ticks: 2,
+            faults: Faults { restarts: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "further limits, outage, local share",
+            asks: [CROSSING, &[], &[]],
+            processes: 1,
+            differ: true,
+            policies: [OnUnavailable::Local(2), OnUnavailable::Refuse, OnUnavailable::Refuse],
+            requests: [3, 0, 0],
+            slots: 3,
+            limits: [2; 3],
+            ticks: 2,
+            away: true,
+            faults: Faults { cuts: 1, outages: 1, ..NONE },
+            ..BASE
+        },
+        Config {
             name: "reuse, slow call, late recall",
             reuse: [&[1]; 3],
             requests: [2, 1, 0],
@@ -934,6 +1002,25 @@ const OTHER: &[Ask] = &[Ask::of(2)];
 const NOBODY: &[Ask] = &[Ask::of(0)];
 const IN_TURN: &[Ask] = &[Ask::of(1), Ask::of(1), Ask::of(2)];
 const ONE_TWO_ONE: &[Ask] = &[Ask::of(1), Ask { cost: 2, ..Ask::of(2) }, Ask::of(1)];
+/// Two routes with one permit each: requests for one, for the other, and for both.
+const ROUTES: [&[(u64, u32)]; 3] = [&[(1, 1)], &[(2, 1)], &[(1, 1), (2, 1)]];
+const BOTH_ROUTES: &[Ask] =
+    &[Ask { further: ROUTES[0], ..Ask::of(1) }, Ask { further: ROUTES[1], ..Ask::of(1) }];
+const OTHERS_ROUTES: &[Ask] =
+    &[Ask { further: ROUTES[0], ..Ask::of(2) }, Ask { further: ROUTES[1], ..Ask::of(2) }];
+const FIRST_ROUTE: &[Ask] = &[Ask { further: ROUTES[0], ..Ask::of(1) }];
+const CROSSING: &[Ask] = &[
+    Ask { further: ROUTES[2], ..Ask::of(1) },
+    Ask { further: ROUTES[0], ..Ask::of(1) },
+    Ask { further: ROUTES[1], ..Ask::of(1) },
+];
+const CAPPED_ROUTES: &[Ask] = &[
+    Ask { further: ROUTES[0], each: Some(1), ..Ask::of(1) },
+    Ask { further: ROUTES[1], each: Some(1), ..Ask::of(1) },
+];
+const NOBODYS_ROUTES: &[Ask] =
+    &[Ask { further: ROUTES[0], ..Ask::of(0) }, Ask { further: &[], ..Ask::of(0) }];
+
 /// A tenant with a cap of one.
 const CAPPED: &[Ask] = &[Ask { each: Some(1), ..Ask::of(1) }];
 
@@ -1186,6 +1273,11 @@ const SHOWN: &[(&str, &[Seen])] = &[
     ("tenants, failover", &[Seen::Restored, Seen::Rejoined]),
     ("tenants, slow call, break", &[Seen::LateSocket, Seen::Stranger]),
     ("tenants, outage, local share", &[Seen::Shared, Seen::ShareWaited]),
+    ("further limits, crash, lost hint", &[Seen::Parked, Seen::HintRepaired]),
+    ("further limits cross", &[Seen::Parked, Seen::PassedByTurn]),
+    ("further limits and a tenant's cap, some do not wait", &[Seen::Parked, Seen::Refused]),
+    ("further limits, restart", &[Seen::Parked, Seen::Restored, Seen::Rejoined]),
+    ("further limits, outage, local share", &[Seen::Shared, Seen::ShareWaited]),
     ("reuse, slow call, late recall", &[Seen::Kept, Seen::Reused, Seen::KeptReleased]),
     ("reuse, requests that wait", &[Seen::PassedOn, Seen::Kept, Seen::KeptRecalled]),
     ("reuse, places taken over", &[Seen::TakenOver, Seen::PassedOn, Seen::Kept]),
@@ -1251,7 +1343,7 @@ fn the_protocol_keeps_its_rules_through_every_fault() {
 }
 
 /// Each rule undone, the scope in which it is, and the rule that must break.
-const MUTANTS: [(Bug, &str, Rule); 48] = [
+const MUTANTS: [(Bug, &str, Rule); 51] = [
     (Bug::RejoinWithSameId, "flush, slow call, late hint, again", Rule::Grounded),
     (Bug::RejoinWithNewTicket, "restart, order", Rule::Order),
     (Bug::HintWithoutLeaseEnd, "granted while away", Rule::Grounded),
@@ -1293,6 +1385,9 @@ const MUTANTS: [(Bug, &str, Rule); 48] = [
     (Bug::NewcomerBarges, "tenants, crash, lost hint", Rule::CapByLedger),
     (Bug::ReleaseDoesNotPromote, "tenants take turns", Rule::NoIdlePermit),
     (Bug::RenewDoesNotPromote, "tenants, crash, lost hint", Rule::NoIdlePermit),
+    (Bug::RenewDoesNotPromote, "further limits, crash, lost hint", Rule::NoIdlePermit),
+    (Bug::ReleaseDoesNotPromote, "further limits cross", Rule::NoIdlePermit),
+    (Bug::ProofWithoutClaim, "further limits, restart", Rule::NoLeak),
     (Bug::RecallUnheard, "reuse, slow call, late recall", Rule::Recalled),
     (Bug::WaitersTakenForOwn, "reuse, requests that wait", Rule::NotPassedBy),
     (Bug::DeadlineFromReceipt, "reuse, slow call, late recall", Rule::NotPassedBy),

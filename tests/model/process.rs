@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tower_semaphore_protocol::session::{AcquireOptions, Connected, PLACES_MAX, Quarantine};
-use tower_semaphore_protocol::{Call, Claim, Op, PlaceId, Reply, Session, Tenant, Time};
+use tower_semaphore_protocol::{Call, LineId, Op, PlaceId, Reply, Session, Time};
 
 use super::server::{Id, TICK_MS, id_of};
 use super::{Bug, Config};
@@ -166,13 +166,14 @@ impl Slot {
         self.phase == Phase::Asking
     }
 
-    /// Returns the permits that it asks for, and its claim.
+    /// Returns the permits that it asks for.
     pub(crate) fn cost(&self) -> usize {
         self.options.claim.map_or(1, |claim| claim.cost() as usize)
     }
 
-    pub(crate) fn tenant(&self) -> Option<Tenant> {
-        self.options.claim.filter(|claim| claim.has_tenant()).map(Claim::tenant)
+    /// Returns the line in which it stands, if it stands in one.
+    pub(crate) fn line(&self) -> Option<LineId> {
+        self.options.claim?.line()
     }
 }
 

@@ -120,7 +120,7 @@ seen![LimitReached SomeoneWaits HintLost HintRepaired Restored Rejoined LateSock
     LostAtDeadline PassedOver HintFirst TooLate Stranger Quarantined Orphan Audited SameData
     Admitted Counted Shared ShareWaited ShareRefused Failed CallFailed QueueFull Late OldStay
     Rehomed TimedOutJoining TimedOutWaiting Revoked RevokedWaiter Raised Paused LeaveWithJoin
-    SeveralInOne Retired Acknowledged Stepped PollOnly Closed TenantsWait PassedByTurn BigWaits Capped PassedOn Kept
+    SeveralInOne Retired Acknowledged Stepped PollOnly Closed TenantsWait PassedByTurn BigWaits Capped Parked PassedOn Kept
     Reused TakenOver KeptRecalled KeptReleased RecallLost PausedForATime RateWaits RateSet];
 
 pub(crate) struct World {
@@ -1106,10 +1106,10 @@ impl World {
                     session.is_held(slot.index) && !session.is_known_lost(slot.index)
                 };
                 let share = set.map_or(share, |limit| share.min(limit));
-                let (request, tenant) = (p.slots[at].request, p.slots[at].tenant());
+                let (request, line) = (p.slots[at].request, p.slots[at].line());
                 let earlier = |slot: &Slot| {
                     slot.request < request
-                        && slot.tenant() == tenant
+                        && slot.line() == line
                         && slot.is_asking()
                         && !session.is_held(slot.index)
                 };

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use super::further;
 use tower_semaphore_protocol::{Claim, LINE_MAX, LineId, PlaceId, TICKET_MIN, Tenant};
 
 /// A place, its lease end in ms, and its ticket while it waits.
@@ -50,6 +51,8 @@ pub struct Judge {
     latest: u64,
     /// The grants that count for a rate.
     starts: Vec<Start>,
+    /// Whether a place has had further limits: then turns are not known any more.
+    has_further: bool,
 }
 
 /// A grant that counts for a rate, from which moment it may not any more, and until when it may; in µs.
@@ -269,6 +272,10 @@ impl Judge {
 
     /// Judges an operation.
     pub fn judge(&mut self, done: &Done<'_>) -> Option<Breach> {
+        self.has_further |= done.after.iter().any(|(id, ..)| further::has_further(id));
+        if self.has_further {
+            return further::judge(done).or_else(|| self.start(done));
+        }
         let now = done.now;
         if done.promotes && done.for_all && done.limit > 0 {
             let least = self.least_limit.unwrap_or(u32::MAX);
@@ -469,6 +476,9 @@ impl Judge {
     /// Compares the turns that a ledger keeps with these.
     #[must_use]
     pub fn compare(&self, turns: &[(LineId, f64)]) -> Option<Breach> {
+        if self.has_further {
+            return None;
+        }
         let theirs: BTreeMap<LineId, f64> = turns.iter().copied().collect();
         let own = self.lines.keys().map(|tenant| LineId::from(*tenant));
         let is_one_each = theirs.len() == turns.len() && theirs.keys().copied().eq(own);

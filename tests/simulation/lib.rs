@@ -10,6 +10,7 @@ pub mod backend;
 pub mod chance;
 pub mod checker;
 pub mod fair;
+pub mod further;
 pub mod naive;
 pub mod plan;
 pub mod process;
