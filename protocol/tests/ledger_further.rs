@@ -218,6 +218,82 @@ fn a_turn_that_the_semaphore_keeps_back_is_not_lost_at_the_limit() {
     assert_eq!(desk.hand_over(first), [second]);
 }
 
+#[test]
+fn a_tenants_lines_count_what_it_got_by_the_others() {
+    let mut desk = at_desk(2);
+    let [first, second] = [limit(1, 9), limit(2, 9)];
+    let held = [desk.come(claim(9)), desk.come(claim(9))];
+    let a = [desk.come(claim(1).also(first)), desk.come(claim(1).also(second))];
+    let b = desk.come(claim(2));
+    assert_eq!(desk.hand_over(held[0]), [a[0]]);
+    assert_eq!(desk.hand_over(held[1]), [b], "a has one, by its other line");
+    let c = desk.come(claim(3));
+    assert_eq!(desk.hand_over(a[0]), [c], "it has had none in use for longer than a");
+    assert_eq!(desk.hand_over(b), [a[1]]);
+}
+
+#[test]
+fn a_release_brings_the_tenants_other_lines_forward() {
+    let mut desk = at_desk(6);
+    let [first, second] = [limit(1, 9), limit(2, 1)];
+    let holder = desk.come(claim(9).also(second));
+    let a: Vec<_> = (0..3).map(|_| desk.come(claim(1).also(first))).collect();
+    let b = desk.come(claim(2));
+    // Both wait at the second limit, a with three permits in use, b with one.
+    let a_waits = desk.come(claim(1).also(second));
+    let b_waits = desk.come(claim(2).also(second));
+    desk.release(&a);
+    assert_eq!(desk.hand_over(holder), [a_waits], "it has none in use any more");
+    assert_eq!(desk.hand_over(a_waits), [b_waits]);
+    desk.release(&[b, b_waits]);
+    assert!(desk.ledger.is_empty());
+}
+
+#[test]
+fn a_grant_takes_the_tenants_parked_lines_back() {
+    let mut desk = at_desk(9);
+    let [first, second] = [limit(1, 9), limit(2, 1)];
+    let holder = desk.come(claim(9).also(second));
+    let a_waits = desk.come(claim(1).also(second));
+    let b_waits = desk.come(claim(2).also(second));
+    // Since they parked, a got two permits elsewhere.
+    let a: Vec<_> = (0..2).map(|_| desk.come(claim(1).also(first))).collect();
+    assert!(a.iter().all(|id| desk.holds(*id)));
+    assert_eq!(desk.hand_over(holder), [b_waits]);
+    assert_eq!(desk.hand_over(b_waits), [a_waits]);
+}
+
+#[test]
+fn a_line_that_parked_before_the_times_begin_again_is_not_the_last() {
+    let mut desk = at_desk(9);
+    let route = limit(1, 1);
+    // 2²⁴ times of 125 µs.
+    let period = (1 << 24) * 125;
+    desk.now = desk.now / period * period + period - 500;
+    let holder = desk.come(claim(9).also(route));
+    let first = desk.come(claim(1).also(route));
+    desk.now += 1_000;
+    let second = desk.come(claim(2).also(route));
+    desk.renew(&[first, second]);
+    assert_eq!(desk.hand_over(holder), [first]);
+    assert_eq!(desk.hand_over(first), [second]);
+}
+
+#[test]
+fn a_line_whose_head_can_never_be_served_frees_the_way_to_its_limits() {
+    let mut desk = at_desk(4);
+    let route = limit(1, 4);
+    let holder = desk.come(claim(9).with_cost(3).also(route));
+    let big = desk.come(claim(1).with_cost(3).also(route));
+    let small = desk.come(claim(2).also(route));
+    assert!(desk.waits(big) && desk.waits(small), "the big one is waited for");
+    desk.limit = 2;
+    assert_eq!(desk.hand_over(holder), [small], "three permits are more than there are now");
+    desk.limit = 4;
+    desk.renew(&[big]);
+    assert!(desk.holds(big));
+}
+
 // --- histories --------------------------------------------------------------------------------------
 
 #[derive(Clone, Debug)]
