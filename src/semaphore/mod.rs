@@ -178,7 +178,7 @@ impl Semaphore {
 
     /// Sets a salt for the names of tenants, which must be the same in the whole fleet.
     ///
-    /// The backend knows a tenant by a hash of its name, a number of 25 bits. Two tenants with the same number share
+    /// The backend knows a tenant by a hash of its name, a number of 24 bits. Two tenants with the same number share
     /// their turns and their cap. The probability of such a pair is 1.5 % among 1,000 tenants, and 78 % among 10,000.
     /// Each process that sees both logs it at debug level; another salt separates them. If clients choose their own
     /// names, a secret salt keeps them from choosing one that collides with another's.
