@@ -75,6 +75,7 @@ fn a_full_limit_delays_nobody_who_does_not_need_it() {
     assert!(desk.holds(goes), "the same tenant, for another route");
     let plain = desk.come(None);
     assert!(desk.holds(plain));
+    assert!(desk.ledger.turns().all(|(_, turn)| turn < 0.0), "it is not among the turns");
     let mut held = holder;
     for id in waits {
         assert!(desk.waits(id));
@@ -292,6 +293,79 @@ fn a_line_whose_head_can_never_be_served_frees_the_way_to_its_limits() {
     desk.limit = 4;
     desk.renew(&[big]);
     assert!(desk.holds(big));
+}
+
+#[test]
+fn a_line_that_comes_to_the_front_of_a_limit_by_a_release_elsewhere_goes_if_it_can() {
+    let mut desk = at_desk(10);
+    let route = |cap| limit(1, cap);
+    desk.come(claim(9).also(route(2)));
+    desk.come(claim(1));
+    let b: Vec<_> = (0..2).map(|_| desk.come(claim(2))).collect();
+    let first = desk.come(claim(1).also(route(1)));
+    let second = desk.come(claim(2).also(route(2)));
+    assert!(
+        desk.waits(first) && desk.waits(second),
+        "there is room by its own cap, but not before it"
+    );
+    desk.release(&b);
+    assert!(desk.holds(second) && desk.waits(first));
+}
+
+#[test]
+fn and_so_does_one_that_a_renewal_takes_to_the_front() {
+    let mut desk = at_desk(10);
+    let route = |cap| limit(1, cap);
+    let period = (1 << 24) * 125;
+    desk.now = desk.now / period * period + period - 600;
+    let held = [desk.come(claim(9).also(route(2))), desk.come(claim(8).also(route(2)))];
+    let first = desk.come(claim(1).also(route(2)));
+    desk.now += 1_000;
+    let second = desk.come(claim(2).also(route(1)));
+    desk.release(&held[..1]);
+    desk.renew(&[first]);
+    assert!(desk.holds(first) && desk.waits(second));
+}
+
+#[test]
+fn of_those_at_a_limit_the_tenant_that_has_the_fewest_now_comes_back() {
+    let mut desk = at_desk(5);
+    let route = limit(1, 1);
+    let holder = desk.come(claim(9).also(route));
+    desk.come(claim(1).also(route));
+    let b_waits = desk.come(claim(2).also(route));
+    // Since it parked, a got two permits; c and d have one each, and all are in use.
+    for tenant in [1, 1, 3] {
+        desk.come(claim(tenant));
+    }
+    let d = desk.come(claim(4));
+    let c_waits = desk.come(claim(3));
+    desk.limit = 4;
+    assert_eq!(desk.hand_over(holder), [], "the route has room, the semaphore has none");
+    assert_eq!(desk.hand_over(d), [b_waits]);
+    assert!(desk.waits(c_waits));
+}
+
+#[test]
+fn a_place_without_a_cap_makes_room_under_that_of_its_tenant() {
+    let mut desk = at_desk(9);
+    let held = [desk.come(claim(1)), desk.come(claim(1))];
+    let waits = desk.come(claim(1).with_each(Some(2)).also(limit(1, 9)));
+    assert!(desk.waits(waits));
+    assert_eq!(desk.hand_over(held[0]), [waits]);
+}
+
+#[test]
+fn without_a_tenant_nobody_passes_a_big_request_by_having_further_limits() {
+    let mut desk = at_desk(2);
+    let held = desk.come(None);
+    let big = desk.come(nobodys().with_cost(2));
+    // Lines know the time of arrival to the ms.
+    desk.now += 1_000;
+    let small = desk.come(nobodys().also(limit(1, 9)));
+    assert!(desk.waits(small), "the big one came before it");
+    assert_eq!(desk.hand_over(held), [big]);
+    assert_eq!(desk.hand_over(big), [small]);
 }
 
 // --- histories --------------------------------------------------------------------------------------
