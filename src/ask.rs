@@ -2,7 +2,7 @@
 
 use crate::error::RejectReason;
 use crate::name::Name;
-use crate::protocol::Claim;
+use crate::protocol::{Claim, Further};
 use crate::tenants::{TenantNumbers, TenantOverride};
 
 /// A request for permits: which semaphore, how many permits, and for which tenant.
@@ -31,8 +31,17 @@ pub struct Ask {
     name: Name,
     tenant: Option<Name>,
     terms: Terms,
+    further: Vec<FurtherAsk>,
     /// A cost was set, even if it is 1.
     is_shared: bool,
+}
+
+/// A further limit of a request: its name, the value for which it counts, and its cap.
+#[derive(Clone, Debug)]
+pub(crate) struct FurtherAsk {
+    pub(crate) limit: Name,
+    pub(crate) value: Name,
+    pub(crate) cap: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +62,8 @@ impl Ask {
     pub const MAX_COST: u32 = Claim::COST_MAX;
     /// The highest class.
     pub const MAX_CLASS: u8 = Claim::CLASS_MAX;
+    /// The maximum number of [further limits](Self::also).
+    pub const MAX_FURTHER: usize = Further::MAX;
 
     /// Asks for one permit of the semaphore `name`.
     ///
@@ -66,7 +77,13 @@ impl Ask {
     /// assert_eq!(ask.tenant(), None);
     /// ```
     pub fn of(name: impl Into<Name>) -> Self {
-        Self { name: name.into(), tenant: None, terms: DEFAULT_TERMS, is_shared: false }
+        Self {
+            name: name.into(),
+            tenant: None,
+            terms: DEFAULT_TERMS,
+            further: Vec::new(),
+            is_shared: false,
+        }
     }
 
     /// Sets the tenant of the request.
@@ -172,6 +189,45 @@ impl Ask {
         self
     }
 
+    /// Adds a further limit: of all requests with the same `value` for this `limit`, such as a route or a model, no more
+    /// than `cap` permits are in use, whoever asks. With 0 the request is rejected.
+    ///
+    /// The request gets a permit under the limit of the semaphore, that of its tenant, and each further one in one step, or
+    /// waits and holds none. A full limit delays nobody who does not need it: the other requests of the same tenant go on.
+    /// Requests with the same tenant and the same further limits are served in the order of their arrival; among others
+    /// that could go, the tenant with the fewest permits in use is next, and without tenants the first that came. With a
+    /// [cost](Self::cost) the request takes as many permits under each limit.
+    ///
+    /// Up to [`MAX_FURTHER`](Self::MAX_FURTHER) limits with different names; a request with more is rejected with
+    /// [`InvalidLimits`](RejectReason::InvalidLimits). Where requests of one value bring different caps, each is judged by
+    /// its own when its turn comes, and those behind it wait.
+    ///
+    /// Limits and values are numbered as tenants are: by a [salted](crate::SemaphoreBuilder::tenant_salt) hash of 24 bits.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{AcquireError, Ask, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), AcquireError> {
+    /// # let semaphore = Semaphore::in_memory();
+    /// let policy = Policy::new(50);
+    /// let chat = |model: &str| Ask::of("llm").by("acme").also("route", "/chat", 20).also("model", model, 1);
+    /// let _opus = semaphore.acquire(chat("opus"), &policy).await?;
+    ///
+    /// let error = semaphore.try_acquire(chat("opus"), &policy).await.unwrap_err();
+    /// let AcquireError::Rejected(rejected) = error else { panic!("{error}") };
+    /// assert_eq!(rejected.limit_name(), Some("model"));
+    /// let _haiku = semaphore.acquire(chat("haiku"), &policy).await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn also(mut self, limit: impl Into<Name>, value: impl Into<Name>, cap: u32) -> Self {
+        self.further.push(FurtherAsk { limit: limit.into(), value: value.into(), cap });
+        self
+    }
+
     /// Returns the name of the semaphore.
     #[must_use]
     pub const fn name(&self) -> &Name {
@@ -196,7 +252,15 @@ impl Ask {
 
     /// Returns whether it needs a claim: without one, only the time of its arrival counts.
     pub(crate) fn is_fair(&self) -> bool {
-        self.is_shared || self.tenant.is_some() || self.terms != DEFAULT_TERMS
+        self.is_shared
+            || self.tenant.is_some()
+            || self.terms != DEFAULT_TERMS
+            || !self.further.is_empty()
+    }
+
+    /// Returns its further limits.
+    pub(crate) fn further(&self) -> &[FurtherAsk] {
+        &self.further
     }
 }
 
@@ -224,14 +288,31 @@ impl Ask {
         if cost > Self::MAX_COST {
             return Err(RejectReason::CostTooHigh);
         }
-        if self.tenant.is_none() && self.terms == (Terms { cost, ..DEFAULT_TERMS }) {
-            return Ok(Claim::without_tenant().with_cost(cost));
+        let claim = if self.tenant.is_none() && self.terms == (Terms { cost, ..DEFAULT_TERMS }) {
+            Claim::without_tenant().with_cost(cost)
+        } else {
+            Claim::new(numbers.of(self.tenant.as_ref()))
+                .with_weight(set.weight.unwrap_or(weight))
+                .with_cost(cost)
+                .with_class(class)
+                .with_each(each)
+        };
+        if self.further.is_empty() { Ok(claim) } else { self.with_further(claim, numbers) }
+    }
+
+    fn with_further(&self, claim: Claim, numbers: &TenantNumbers) -> Result<Claim, RejectReason> {
+        let is_twice = |(i, one): (usize, &FurtherAsk)| {
+            self.further[..i].iter().any(|before| before.limit == one.limit)
+        };
+        if self.further.len() > Self::MAX_FURTHER || self.further.iter().enumerate().any(is_twice) {
+            return Err(RejectReason::InvalidLimits);
         }
-        Ok(Claim::new(numbers.of(self.tenant.as_ref()))
-            .with_weight(set.weight.unwrap_or(weight))
-            .with_cost(cost)
-            .with_class(class)
-            .with_each(each))
+        if let Some(none) = (0..).zip(&self.further).find(|(_, one)| one.cap == 0) {
+            return Err(RejectReason::FurtherLimit(none.0));
+        }
+        let limits =
+            self.further.iter().map(|one| numbers.of_limit(&one.limit, &one.value, one.cap));
+        Ok(limits.fold(claim, Claim::also))
     }
 }
 
@@ -252,6 +333,27 @@ mod tests {
         assert!(big.is_fair());
         let claim = big.claim(&TenantNumbers::salted(b""), TenantOverride::default()).unwrap();
         assert_eq!((claim.cost(), claim.weight(), claim.each()), (3, 1, None));
+    }
+
+    #[test]
+    fn further_limits_are_part_of_the_claim() {
+        let numbers = TenantNumbers::salted(b"");
+        let claim = |ask: Ask| ask.claim(&numbers, TenantOverride::default());
+        let route = |value: &str, cap| Ask::of("x").also("route", value, cap);
+        let one = claim(route("/a", 3)).unwrap();
+        assert!(one.has_further() && !one.has_tenant() && route("/a", 3).is_fair());
+        assert_eq!(one.further().iter().map(|limit| limit.cap()).collect::<Vec<_>>(), [3]);
+        let number = |ask: Ask| claim(ask).unwrap().further().iter().next().unwrap().number();
+        assert_eq!(number(route("/a", 3)), number(route("/a", 4)));
+        assert_ne!(number(route("/a", 3)), number(route("/b", 3)));
+        // Neither name nor value can pass for a part of the other.
+        let [ab, a] = [("ab", "c"), ("a", "bc")].map(|(l, v)| number(Ask::of("x").also(l, v, 1)));
+        assert_ne!(ab, a);
+        let capless = route("/a", 3).also("model", "m", 0);
+        assert_eq!(claim(capless), Err(RejectReason::FurtherLimit(1)));
+        assert_eq!(claim(route("/a", 3).also("route", "/b", 3)), Err(RejectReason::InvalidLimits));
+        let four = ["a", "b", "c"].into_iter().fold(route("/a", 3), |ask, l| ask.also(l, "v", 1));
+        assert_eq!(claim(four), Err(RejectReason::InvalidLimits));
     }
 
     #[test]

@@ -185,6 +185,8 @@ pub struct Rejected {
     pub(crate) queue: Option<Box<QueueSeen>>,
     /// Whether the request has a tenant, whose line is a queue of its own.
     pub(crate) has_tenant: bool,
+    /// The further limit that was full, and its cap. Boxed, because results carry it.
+    pub(crate) further: Option<Box<(Arc<str>, u32)>>,
 }
 
 /// What a rejection tells of the queue. Boxed, because results carry it.
@@ -214,9 +216,29 @@ impl Rejected {
         self.rate.as_deref().copied()
     }
 
+    /// Returns the name of the [further limit](crate::Ask::also), such as `route`, that was full, or that the request's cost
+    /// exceeds: if the reason is [`FurtherLimit`](RejectReason::FurtherLimit), or maybe
+    /// [`CostTooHigh`](RejectReason::CostTooHigh). A request that waited in vain may have waited for several in turn, so
+    /// none is named.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Rejected;
+    ///
+    /// fn is_of_model(rejected: &Rejected) -> bool {
+    ///     rejected.limit_name() == Some("model")
+    /// }
+    /// ```
+    #[must_use]
+    pub fn limit_name(&self) -> Option<&str> {
+        Some(&*self.further.as_deref()?.0)
+    }
+
     /// Returns how many requests were ahead of this one when it joined the queue, or was rejected instead.
     ///
-    /// `None` for a request with a [tenant](crate::Ask::by), which waits in a line of its own, or in a semaphore with a
+    /// `None` for a request with a [tenant](crate::Ask::by) or [further limits](crate::Ask::also), which waits in a line of
+    /// its own, or in a semaphore with a
     /// [rate](crate::PolicyBuilder::rate), which has such lines, too; where permits are
     /// [reused](crate::PolicyBuilder::reuse); in an outage, and for a request that the backend was asked for twice
     /// because of one; and for a reason other than too many requests.
@@ -253,7 +275,8 @@ impl Rejected {
     /// In a simulation of three processes, at 1.2 of what the limit served and in bursts of three times as much, half of
     /// the estimates were within 12 % of the true wait; with tenants, within 30 %.
     ///
-    /// `None` where [`ahead`](Self::ahead) is, except for a tenant in a semaphore without a rate; and if this process has
+    /// `None` where [`ahead`](Self::ahead) is, except for a tenant in a semaphore without a rate and of a request without
+    /// further limits; and if this process has
     /// not seen that many since something changed how fast permits come free: another limit, a pause, an outage, a loss
     /// of data, a new connection.
     ///
@@ -296,6 +319,7 @@ impl Rejected {
             ends_in: None,
             queue: None,
             has_tenant: false,
+            further: None,
         }
     }
 
@@ -346,6 +370,12 @@ impl fmt::Display for Said<'_> {
                 each.map_or(Ok(()), |each| write!(f, "{each} "))?;
                 write!(f, "permits{of} that the tenant may have are in use")
             }
+            RejectReason::FurtherLimit(_) => self.write_further(f),
+            RejectReason::InvalidLimits => write!(
+                f,
+                "the request names more than {} further limits{of}, or one of them twice",
+                crate::Ask::MAX_FURTHER
+            ),
             RejectReason::CostTooHigh => self.write_cost(f),
             RejectReason::Rate => {
                 write!(f, "as many requests{of} have started lately as the rate allows")?;
@@ -391,6 +421,20 @@ impl fmt::Display for Said<'_> {
 }
 
 impl Said<'_> {
+    /// With the name of the limit, and not the value, which can be a client's.
+    fn write_further(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = Named("of", self.name);
+        match self.rejected.further.as_deref() {
+            Some((limit, 0)) => {
+                write!(f, "the request may have no permits{of}: its {limit} limit is 0")
+            }
+            Some((limit, cap)) => {
+                write!(f, "all {cap} permits{of} that its {limit} limit allows are in use")
+            }
+            None => write!(f, "all permits{of} that one of its further limits allows are in use"),
+        }
+    }
+
     fn write_cost(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (&Rejected { cost, limit, each, .. }, of) = (self.rejected, Named("of", self.name));
         write!(f, "the request asks for {cost} permits{of}; expected 1 to 64")?;
@@ -400,6 +444,10 @@ impl Said<'_> {
             limit.map(|limit| format!("the limit of {limit}")),
             rate.map(|rate| format!("the rate of {rate}")),
             each.map(|each| format!("its tenant's cap of {each}")),
+            self.rejected
+                .further
+                .as_deref()
+                .map(|(name, cap)| format!("its {name} limit of {cap}")),
         ];
         let bounds: Vec<_> = bounds.into_iter().flatten().collect();
         if bounds.is_empty() { Ok(()) } else { write!(f, ", within {}", bounds.join(" and ")) }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use crate::name::Name;
-use crate::protocol::Tenant;
+use crate::protocol::{FurtherLimit, Tenant};
 
 /// The most tenants whose names a session remembers: those with places in this process, and others while there is room.
 const NAMES_MAX: usize = 1000;
@@ -34,10 +34,22 @@ impl TenantNumbers {
     pub(crate) fn of(&self, tenant: Option<&Name>) -> Tenant {
         let mut hash = Sha256::clone(&self.salted);
         hash.update(tenant.map_or(NO_TENANT, Name::as_str));
-        let digest: [u8; 32] = hash.finalize().into();
-        let first = digest.first_chunk::<8>().copied().unwrap_or_default();
-        Tenant::of_hash(u64::from_le_bytes(first))
+        Tenant::of_hash(first_of(hash))
     }
+
+    /// Returns a further limit by its number.
+    pub(crate) fn of_limit(&self, limit: &Name, value: &Name, cap: u32) -> FurtherLimit {
+        let mut hash = Sha256::clone(&self.salted);
+        hash.update((limit.as_str().len() as u64).to_le_bytes());
+        hash.update(limit.as_str());
+        hash.update(value.as_str());
+        FurtherLimit::of_hash(first_of(hash), cap)
+    }
+}
+
+fn first_of(hash: Sha256) -> u64 {
+    let digest: [u8; 32] = hash.finalize().into();
+    u64::from_le_bytes(digest.first_chunk::<8>().copied().unwrap_or_default())
 }
 
 /// Not derived, because the salt may be a secret.
@@ -77,6 +89,29 @@ impl TenantNames {
 
     pub(crate) fn all(&self) -> impl Iterator<Item = (Tenant, &Arc<str>)> {
         self.names.iter().map(|(tenant, name)| (*tenant, name))
+    }
+}
+
+/// The names and the values of the further limits of a semaphore that this process has seen, by number.
+#[derive(Debug, Default)]
+pub(crate) struct LimitNames {
+    names: BTreeMap<u32, (Arc<str>, Arc<str>)>,
+}
+
+impl LimitNames {
+    /// Notes a further limit.
+    pub(crate) fn note(&mut self, number: u32, limit: &Name, value: &Name) {
+        if self.names.len() >= NAMES_MAX && !self.names.contains_key(&number) {
+            // Invented values displace all others; who uses those names them again.
+            self.names.clear();
+        }
+        let names = || (limit.as_str().into(), value.as_str().into());
+        self.names.entry(number).or_insert_with(names);
+    }
+
+    /// Returns name and value of the limit with this number.
+    pub(crate) fn of(&self, number: u32) -> Option<&(Arc<str>, Arc<str>)> {
+        self.names.get(&number)
     }
 }
 

@@ -21,6 +21,7 @@ mod fair_cost;
 mod http;
 mod ladder;
 mod layer;
+mod limits;
 mod naive;
 mod peers;
 mod plots;
@@ -114,6 +115,7 @@ const CASES: [(&str, Case); 21] = [
     ("watchdog", watchdog::run),
     ("queued", queued::run),
     ("rate", rate::run),
+    ("limits", limits::run),
     ("fair", fair::run),
     ("fair-cost", fair_cost::run),
     ("fair-cost-redis", fair_cost::run_on_redis),

@@ -10,8 +10,13 @@ pub enum RejectReason {
     QueueFull,
     /// The tenant is at its cap, and this request may not wait; or its cap is 0.
     TenantLimit,
+    /// The request's [further limit](super::Further) of this index, from 0, is full, and this request may not wait; or its
+    /// cap is 0.
+    FurtherLimit(u8),
+    /// The request names more than three further limits, or one of them twice.
+    InvalidLimits,
     /// The request asks for more permits than it could ever get: more than the limit, the part of it that its class
-    /// may use, the cap of its tenant, or the starts of a rate that is not smooth.
+    /// may use, the cap of its tenant or of a further limit, or the starts of a rate that is not smooth.
     CostTooHigh,
     /// As many permits were granted lately as the rate allows, or in an outage the part of it that the process's own share
     /// has, and this request may not wait.
@@ -46,7 +51,8 @@ impl RejectReason {
 
     /// Whether this says that there are more requests than permits.
     pub(crate) const fn is_full(self) -> bool {
-        self.is_of_limit() || matches!(self, Self::TenantLimit | Self::Hopeless)
+        self.is_of_limit()
+            || matches!(self, Self::TenantLimit | Self::FurtherLimit(_) | Self::Hopeless)
     }
 
     /// Returns the reason in snake case, such as `queue_full`, as problem documents and metrics have it.
@@ -56,6 +62,8 @@ impl RejectReason {
             Self::Limit => "limit",
             Self::QueueFull => "queue_full",
             Self::TenantLimit => "tenant_limit",
+            Self::FurtherLimit(_) => "further_limit",
+            Self::InvalidLimits => "invalid_limits",
             Self::CostTooHigh => "cost_too_high",
             Self::Rate => "rate",
             Self::QueueTimeout => "queue_timeout",

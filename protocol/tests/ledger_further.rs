@@ -71,11 +71,11 @@ fn a_full_limit_delays_nobody_who_does_not_need_it() {
     let (full, free) = (limit(1, 1), limit(2, 3));
     let holder = desk.come(claim(1).also(full));
     let waits: Vec<_> = (0..5).map(|_| desk.come(claim(1).also(full))).collect();
+    assert!(desk.ledger.turns().all(|(_, turn)| turn < 0.0), "it is not among the turns");
     let goes = desk.come(claim(1).also(free));
     assert!(desk.holds(goes), "the same tenant, for another route");
     let plain = desk.come(None);
     assert!(desk.holds(plain));
-    assert!(desk.ledger.turns().all(|(_, turn)| turn < 0.0), "it is not among the turns");
     let mut held = holder;
     for id in waits {
         assert!(desk.waits(id));
@@ -348,9 +348,10 @@ fn of_those_at_a_limit_the_tenant_that_has_the_fewest_now_comes_back() {
 
 #[test]
 fn a_place_without_a_cap_makes_room_under_that_of_its_tenant() {
-    let mut desk = at_desk(9);
-    let held = [desk.come(claim(1)), desk.come(claim(1))];
-    let waits = desk.come(claim(1).with_each(Some(2)).also(limit(1, 9)));
+    let mut desk = at_desk(99);
+    // So many that one fewer is the same level among the parked.
+    let held: Vec<_> = (0..33).map(|_| desk.come(claim(1))).collect();
+    let waits = desk.come(claim(1).with_each(Some(33)).also(limit(1, 9)));
     assert!(desk.waits(waits));
     assert_eq!(desk.hand_over(held[0]), [waits]);
 }

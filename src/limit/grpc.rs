@@ -134,6 +134,7 @@ fn code(refusal: &Refusal) -> u16 {
         (
             RefusalReason::Limit
             | RefusalReason::TenantLimit
+            | RefusalReason::FurtherLimit
             | RefusalReason::QueueFull
             | RefusalReason::QueueTimeout
             | RefusalReason::Rate
@@ -149,6 +150,9 @@ fn message(refusal: &Refusal) -> &'static str {
         RefusalReason::Limit => "limit: all permits are in use",
         RefusalReason::TenantLimit => {
             "tenant_limit: all permits that the tenant may have are in use"
+        }
+        RefusalReason::FurtherLimit => {
+            "further_limit: all permits that a limit of the request allows are in use"
         }
         RefusalReason::CostTooHigh => "cost_too_high: the request asks for more than it could have",
         RefusalReason::QueueFull if refusal.tenant.is_some() => {

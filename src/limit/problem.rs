@@ -125,6 +125,12 @@ impl Refusal {
             RefusalReason::TenantLimit => {
                 format!("all permits of {policy} that the tenant may have are in use")
             }
+            RefusalReason::FurtherLimit => match self.limit_name() {
+                Some(limit) => {
+                    format!("all permits of {policy} that its {limit} limit allows are in use")
+                }
+                None => format!("all permits of {policy} that a further limit allows are in use"),
+            },
             RefusalReason::QueueFull if self.tenant.is_some() => {
                 format!("the tenant's queue for {policy} is full")
             }
@@ -163,6 +169,11 @@ impl Refusal {
         })
     }
 
+    /// The further limit that was full.
+    fn limit_name(&self) -> Option<&str> {
+        self.rejected.as_ref()?.limit_name()
+    }
+
     /// The cap of the tenant, if there is one.
     fn each(&self) -> Option<u32> {
         self.rejected.as_ref()?.each
@@ -174,6 +185,9 @@ impl Refusal {
         let policy = &self.policy;
         match &self.rejected {
             _ if self.is_tenant_full() => Some(format!("{policy}/each")),
+            Some(rejected) if let Some(limit) = rejected.limit_name() => {
+                Some(format!("{policy}/{limit}"))
+            }
             _ if self.is_of_rate() => Some(format!("{policy}/rate")),
             Some(rejected) if rejected.limit == u32::MAX => None,
             _ => Some(policy.to_string()),

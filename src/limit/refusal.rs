@@ -77,6 +77,9 @@ pub enum RefusalReason {
     Limit,
     /// The tenant has as many permits in use as it may, and the layer lets no request wait.
     TenantLimit,
+    /// A [further limit](super::ConcurrencyLimitBuilder::also) of the request is full, and the layer lets no request wait;
+    /// [`Rejected::limit_name`] says which.
+    FurtherLimit,
     /// The request asks for more permits than it could ever have: see
     /// [`RejectReason::CostTooHigh`]. The status is always 400.
     CostTooHigh,
@@ -169,6 +172,7 @@ impl RefusalReason {
         match self {
             Self::Limit => RejectReason::Limit.as_str(),
             Self::TenantLimit => RejectReason::TenantLimit.as_str(),
+            Self::FurtherLimit => RejectReason::FurtherLimit(0).as_str(),
             Self::CostTooHigh => RejectReason::CostTooHigh.as_str(),
             Self::Rate => RejectReason::Rate.as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
@@ -191,6 +195,7 @@ impl RefusalReason {
     const fn of(reason: RejectReason) -> Self {
         match reason {
             RejectReason::TenantLimit => Self::TenantLimit,
+            RejectReason::FurtherLimit(_) => Self::FurtherLimit,
             RejectReason::CostTooHigh => Self::CostTooHigh,
             RejectReason::Rate => Self::Rate,
             RejectReason::QueueFull => Self::QueueFull,
@@ -233,6 +238,7 @@ impl RefusalReason {
             self,
             Self::Limit
                 | Self::TenantLimit
+                | Self::FurtherLimit
                 | Self::Rate
                 | Self::QueueFull
                 | Self::QueueTimeout

@@ -55,6 +55,9 @@ pub struct ShadowCounts {
     pub full: u64,
     /// Requests that found their tenant at its cap.
     pub tenant_limit: u64,
+    /// Requests that would have been rejected, or would have had to wait, because a
+    /// [further limit](super::ConcurrencyLimitBuilder::also) was full.
+    pub further_limit: u64,
     /// Requests that asked for more permits than they could ever have.
     pub cost_too_high: u64,
     /// Requests that would have been rejected because they have no key.
@@ -77,6 +80,7 @@ pub(super) struct Shadow {
     passed: AtomicU64,
     full: AtomicU64,
     tenant_limit: AtomicU64,
+    further_limit: AtomicU64,
     cost_too_high: AtomicU64,
     missing_key: AtomicU64,
     missing_tenant: AtomicU64,
@@ -99,6 +103,7 @@ impl Shadow {
             | RefusalReason::QueueTimeout
             | RefusalReason::Hopeless => &self.full,
             RefusalReason::TenantLimit => &self.tenant_limit,
+            RefusalReason::FurtherLimit => &self.further_limit,
             RefusalReason::CostTooHigh => &self.cost_too_high,
             RefusalReason::MissingKey => &self.missing_key,
             RefusalReason::MissingTenant => &self.missing_tenant,
@@ -134,6 +139,7 @@ impl Shadow {
             passed: count(&self.passed),
             full: count(&self.full),
             tenant_limit: count(&self.tenant_limit),
+            further_limit: count(&self.further_limit),
             cost_too_high: count(&self.cost_too_high),
             missing_key: count(&self.missing_key),
             missing_tenant: count(&self.missing_tenant),

@@ -39,6 +39,7 @@
 //! | `bypassed` | bypassed the layer: `skip`, or no key and [`MissingKey::Bypass`](crate::limit::MissingKey::Bypass) |
 //! | `limit` | was rejected: no permit was free, and it may not wait |
 //! | `tenant_limit` | was rejected: its tenant had reached its limit |
+//! | `further_limit` | was rejected: one of its further limits was full |
 //! | `cost_too_high` | was rejected: it asked for more permits than it can ever get |
 //! | `rate` | was rejected: see [`RejectReason::Rate`](crate::RejectReason::Rate) |
 //! | `queue_full` | was rejected: the queue was full |

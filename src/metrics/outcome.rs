@@ -13,6 +13,7 @@ pub(crate) enum Outcome {
     Bypassed,
     Limit,
     TenantLimit,
+    FurtherLimit,
     CostTooHigh,
     QueueFull,
     QueueTimeout,
@@ -42,6 +43,7 @@ impl Outcome {
             Self::Bypassed => "bypassed",
             Self::Limit => RejectReason::Limit.as_str(),
             Self::TenantLimit => RejectReason::TenantLimit.as_str(),
+            Self::FurtherLimit => RejectReason::FurtherLimit(0).as_str(),
             Self::CostTooHigh => RejectReason::CostTooHigh.as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
@@ -64,6 +66,7 @@ impl Outcome {
         match error {
             AcquireError::Rejected(rejected) => match rejected.reason {
                 RejectReason::TenantLimit => Self::TenantLimit,
+                RejectReason::FurtherLimit(_) => Self::FurtherLimit,
                 RejectReason::CostTooHigh => Self::CostTooHigh,
                 RejectReason::QueueFull => Self::QueueFull,
                 RejectReason::QueueTimeout => Self::QueueTimeout,

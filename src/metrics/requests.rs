@@ -51,7 +51,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 23] = [
+const OUTCOMES: [Outcome; 24] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -60,6 +60,7 @@ const OUTCOMES: [Outcome; 23] = [
     Outcome::Bypassed,
     Outcome::Limit,
     Outcome::TenantLimit,
+    Outcome::FurtherLimit,
     Outcome::CostTooHigh,
     Outcome::QueueFull,
     Outcome::QueueTimeout,

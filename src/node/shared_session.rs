@@ -16,7 +16,7 @@ use crate::metrics::requests::Meter;
 use crate::protocol::session::{Event, Session, Urgency};
 use crate::protocol::{Adaptive, SentUnder, Time};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::tenants::TenantNames;
+use crate::tenants::{LimitNames, TenantNames};
 
 /// The session of one semaphore in this process.
 pub(crate) struct SharedSession {
@@ -50,6 +50,7 @@ pub(crate) struct SessionState {
     /// It moved to its server while that had no connection, so the server's earlier data does not include it.
     pub(crate) is_new_here: bool,
     pub(crate) tenants: TenantNames,
+    pub(crate) limits: LimitNames,
     /// The number of tenants that waited, as the metrics show it.
     lines: usize,
     /// The meter that shows the limit, if that finds itself.
@@ -137,6 +138,7 @@ impl SharedSession {
             is_retired: false,
             is_new_here: false,
             tenants: TenantNames::default(),
+            limits: LimitNames::default(),
             lines: 0,
             adaptive_meter: None,
         };

@@ -95,7 +95,8 @@ impl Acquire {
             Limit::Permits(permits) => {
                 limit = permits;
                 let (tenant, meter) = (ask.and_then(Ask::tenant), attempt.meter());
-                let of = PlaceOf { name, remembered, tenant, claim: None, meter };
+                let further = ask.map_or(&[][..], Ask::further);
+                let of = PlaceOf { name, remembered, tenant, claim: None, further, meter };
                 match semaphore.take_place(ask, of, permits, policy, began) {
                     Ok((place, of)) => {
                         claim = of;
@@ -206,6 +207,7 @@ impl Acquire {
                 let reason = self.reason(reason, limit == Some(0) && !is_tenant_full);
                 place.count_refusal();
                 let name = Arc::clone(place.name());
+                let further = place.further_limit(reason, self.claim);
                 self.limit = limit.unwrap_or(self.limit);
                 let (cost, each) =
                     self.claim.map_or((1, None), |claim| (claim.cost(), claim.each()));
@@ -224,6 +226,7 @@ impl Acquire {
                     }
                     .boxed(),
                     has_tenant: self.has_tenant,
+                    further,
                     ..Rejected::new(name, reason, self.limit).asked(cost, each)
                 })
             }
@@ -260,7 +263,13 @@ impl Acquire {
 
 /// Returns whether this is why a request is refused that may not wait.
 const fn may_not_wait(reason: RejectReason) -> bool {
-    matches!(reason, RejectReason::Limit | RejectReason::TenantLimit | RejectReason::Rate)
+    matches!(
+        reason,
+        RejectReason::Limit
+            | RejectReason::TenantLimit
+            | RejectReason::FurtherLimit(_)
+            | RejectReason::Rate
+    )
 }
 
 impl Stage {
@@ -296,7 +305,17 @@ impl Semaphore {
         ask.claim(&self.tenants, set).map(Some).map_err(|reason| {
             let name = ask.name().as_str().into();
             let rejected = Rejected::new(name, reason, limit).asked(ask.permits(), ask.cap(set));
-            AcquireError::Rejected(Rejected { has_tenant: ask.tenant().is_some(), ..rejected })
+            let further = match reason {
+                RejectReason::FurtherLimit(index) => ask.further().get(usize::from(index)),
+                _ => None,
+            };
+            let further = further.map(|of| (of.limit.as_str().into(), of.cap));
+            let further = further.map(Box::new);
+            AcquireError::Rejected(Rejected {
+                has_tenant: ask.tenant().is_some(),
+                further,
+                ..rejected
+            })
         })
     }
 }

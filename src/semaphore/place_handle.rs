@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::error::{AcquireError, BackendError};
+use crate::ask::FurtherAsk;
+use crate::error::{AcquireError, BackendError, RejectReason};
 use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
 use crate::node::Node;
@@ -45,6 +46,7 @@ pub(super) struct PlaceOf<'a> {
     pub(super) remembered: Option<&'a Remembered>,
     pub(super) tenant: Option<&'a Name>,
     pub(super) claim: Option<Claim>,
+    pub(super) further: &'a [FurtherAsk],
     /// The meter that counts a loss of the permit.
     pub(super) meter: &'a Meter,
 }
@@ -53,7 +55,7 @@ impl<'a> PlaceOf<'a> {
     /// A place without a tenant.
     #[cfg(all(test, shuttle))]
     pub(super) const fn plain(name: &'a Name, meter: &'a Meter) -> Self {
-        Self { name, remembered: None, tenant: None, claim: None, meter }
+        Self { name, remembered: None, tenant: None, claim: None, further: &[], meter }
     }
 }
 
@@ -71,7 +73,7 @@ impl PlaceHandle {
         policy: &Policy,
         now: Instant,
     ) -> Result<Self, AcquireError> {
-        let PlaceOf { name, remembered, tenant, claim, .. } = of;
+        let PlaceOf { name, remembered, tenant, claim, further, .. } = of;
         let mut options = options(policy, claim);
         let node = tasks.node();
         let now = node.clock.time(now);
@@ -97,6 +99,11 @@ impl PlaceHandle {
             if let (Some(claim), Some(tenant)) = (claim, tenant) {
                 let SessionState { tenants, session, .. } = state;
                 same_number = tenants.note(claim.tenant(), tenant, |t| session.has_tenant(t));
+            }
+            if let Some(claim) = claim.filter(|_| !further.is_empty()) {
+                for (limit, asked) in claim.further().iter().zip(further) {
+                    state.limits.note(limit.number(), &asked.limit, &asked.value);
+                }
             }
             Ok(index)
         };
@@ -300,6 +307,25 @@ impl PlaceHandle {
         if let Some((range, sent)) = sent {
             self.node().lower(self.shared.name(), range, sent);
         }
+    }
+
+    /// Returns name and cap of the further limit for which a request with this claim was refused.
+    #[cold]
+    pub(super) fn further_limit(
+        &self,
+        reason: RejectReason,
+        claim: Option<Claim>,
+    ) -> Option<Box<(Arc<str>, u32)>> {
+        let claim = claim?;
+        let mut further = claim.further().iter();
+        let limit = match reason {
+            RejectReason::FurtherLimit(index) => further.nth(index.into()),
+            RejectReason::CostTooHigh => further.find(|limit| limit.cap() < claim.cost()),
+            _ => None,
+        }?;
+        let state = self.shared.lock();
+        let (name, _) = state.limits.of(limit.number())?;
+        Some(Box::new((Arc::clone(name), limit.cap())))
     }
 
     /// Returns whether there are other handles on the place.

@@ -189,18 +189,16 @@ impl Session {
 
     /// Why a place that may not wait has no share, as the ledger says it.
     pub(super) fn lack_of_share(&self, place: &Place, now: Time) -> RejectReason {
-        if self.is_stopped_locally(place) {
+        let full = self.outage.as_ref().and_then(|queue| queue.lines.full(place.claim()));
+        if full == Some(Full::Tenant) {
             RejectReason::TenantLimit
+        } else if let Some(Full::Further(limit)) = full {
+            RejectReason::FurtherLimit(limit)
         } else if self.kept_by_rate_until(place, now).is_some() {
             RejectReason::Rate
         } else {
             RejectReason::Limit
         }
-    }
-
-    fn is_stopped_locally(&self, place: &Place) -> bool {
-        let is_stopped = |queue: &LocalQueue| queue.lines.full(place.claim()) == Some(Full::Tenant);
-        self.outage.as_ref().is_some_and(is_stopped)
     }
 
     /// How many wait for a share in the line of this place.

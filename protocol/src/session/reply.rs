@@ -262,7 +262,9 @@ impl Session {
                 self.note_opening(index, timing.now + Duration::from_millis(opens_in));
             }
             PlaceStatus::TenantFull => self.refuse(index, RejectReason::TenantLimit, seen),
-            PlaceStatus::LimitFull(_) => self.refuse(index, RejectReason::Limit, seen),
+            PlaceStatus::LimitFull(limit) => {
+                self.refuse(index, RejectReason::FurtherLimit(limit), seen);
+            }
             PlaceStatus::NeverFits => self.refuse(index, RejectReason::CostTooHigh, seen),
             PlaceStatus::Gone => {}
         }

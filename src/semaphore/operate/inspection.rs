@@ -287,7 +287,7 @@ impl Seen<'_> {
         self.processes
             .entry(place.node)
             .or_insert_with(|| ProcessUse::other(place.node, process.clone(), answer));
-        if let Some(claim) = place.claim_in_line() {
+        if let Some(claim) = place.claim.filter(|claim| claim.has_tenant()) {
             let seen = self.tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::of(claim));
             (seen.weight, seen.each) = (claim.weight(), claim.each());
         }
