@@ -198,6 +198,9 @@ impl Ask {
     /// that could go, the tenant with the fewest permits in use is next, and without tenants the first that came. With a
     /// [cost](Self::cost) the request takes as many permits under each limit.
     ///
+    /// With [`Limit::Unlimited`](crate::Limit::Unlimited) in the policy, the request counts under its other limits all the
+    /// same.
+    ///
     /// Up to [`MAX_FURTHER`](Self::MAX_FURTHER) limits with different names; a request with more is rejected with
     /// [`InvalidLimits`](RejectReason::InvalidLimits). Where requests of one value bring different caps, each is judged by
     /// its own when its turn comes, and those behind it wait.

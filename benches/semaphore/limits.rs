@@ -7,7 +7,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_semaphore::{Ask, Permit, Policy, Semaphore};
+use tower_semaphore::{Ask, Policy, Semaphore};
 
 use super::redis::{Redis, until_waiting};
 use super::stats::alternate;

@@ -97,7 +97,7 @@ impl Context {
 
 type Case = fn(&mut Context);
 
-const CASES: [(&str, Case); 21] = [
+const CASES: [(&str, Case); 22] = [
     ("counts", counts::run),
     ("layer", layer::run),
     ("threads", threads::run),

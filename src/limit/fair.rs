@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::cached::{CachedPlan, Found, Lookup};
+use super::further::{self, FurtherLimit};
 use super::key::KeyExtractor;
 use super::plan::Plan;
 use super::required::Required;
@@ -18,7 +19,8 @@ pub(super) type Classify = dyn Fn(&Name, &Parts) -> u8 + Send + Sync;
 pub(super) type CapOf = dyn Fn(&Name, &Parts) -> Limit + Send + Sync;
 pub(super) type CostOf = dyn Fn(&Parts) -> u32 + Send + Sync;
 
-/// How the tenant, weight, class, cost and cap of a request are found. Empty for a layer without tenants and costs.
+/// How the tenant, weight, class, cost, cap and further limits of a request are found. Empty for a layer without tenants,
+/// costs and further limits.
 #[derive(Default)]
 pub(super) struct Fair {
     pub(super) tenant: Option<TenantSource>,
@@ -26,6 +28,7 @@ pub(super) struct Fair {
     pub(super) class: Option<Arc<Classify>>,
     pub(super) cost: Option<Arc<CostOf>>,
     pub(super) each: Option<EachSource>,
+    pub(super) further: Vec<FurtherLimit>,
     /// The cap and the weight; the class and the cost, too, unless the layer has them from a request.
     pub(super) plan: Option<CachedPlan>,
 }
@@ -48,8 +51,8 @@ pub(super) enum Asked {
 
 impl Fair {
     /// Whether requests ask for more than a permit of a key.
-    pub(super) const fn is_set(&self) -> bool {
-        self.tenant.is_some() || self.cost.is_some()
+    pub(super) fn is_set(&self) -> bool {
+        self.tenant.is_some() || self.cost.is_some() || !self.further.is_empty()
     }
 
     /// Checks the settings against each other.
@@ -78,7 +81,9 @@ impl Fair {
                 )));
             }
         }
-        if self.is_set() && limit == Some(Limit::Unlimited) && !has_rate {
+        further::validate(&self.further, limit)?;
+        let counts = has_rate || !self.further.is_empty();
+        if self.is_set() && limit == Some(Limit::Unlimited) && !counts {
             let name = if self.tenant.is_some() { "fair_by" } else { "cost_by" };
             return Err(ConfigError::new(format!(
                 "{name} is set on an unlimited layer, which counts nothing; set a limit of permits, or a rate"
@@ -119,6 +124,9 @@ impl Fair {
         let mut ask = Ask::of(name);
         if let Some(cost) = &self.cost {
             ask = ask.cost(cost(parts));
+        }
+        for limit in &self.further {
+            ask = limit.add_to(ask, parts);
         }
         let Some(tenant) = tenant else { return Asked::Known(Ok(ask)) };
         if let Some(weight) = &self.weight {

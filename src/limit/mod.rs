@@ -92,6 +92,7 @@ mod connection;
 mod entry;
 mod exact_status;
 mod fair;
+mod further;
 mod future;
 mod grpc;
 mod held;

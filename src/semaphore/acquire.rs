@@ -85,7 +85,13 @@ impl Acquire {
         let began = Instant::now();
         let attempt = Attempt::new(meter, name, policy);
         let (mut limit, mut claim) = (0, None);
-        let stage = match policy.counted_limit() {
+        let counted = match policy.counted_limit() {
+            Limit::Unlimited if ask.is_some_and(|ask| !ask.further().is_empty()) => {
+                Limit::Permits(u32::MAX)
+            }
+            limit => limit,
+        };
+        let stage = match counted {
             _ if semaphore.node().is_closed() => Stage::failed(AcquireError::Closed),
             Limit::Unlimited => Stage::Answered(Some(Ok(Permit::uncounted(name.as_str())))),
             Limit::Permits(0) => {

@@ -2,6 +2,7 @@
 
 mod build;
 mod fair;
+mod further;
 mod hold;
 mod key;
 mod limit;
