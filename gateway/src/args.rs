@@ -18,6 +18,7 @@ use tower_semaphore::limit::{
 };
 use tower_semaphore::{Adaptive, Ask, Limit, Name, OnUnavailable, Policy, PolicyBuilder};
 
+use super::also::{self, Also};
 use super::headers::is_lookalike;
 use super::site::Site;
 use super::upstream::Upstream;
@@ -119,6 +120,13 @@ pub(crate) struct Rule {
     #[arg(long, value_name = "KEY=N", value_parser = class_for)]
     #[serde(deserialize_with = "file::class_for")]
     class_for: Vec<(Name, u8)>,
+
+    /// A further limit of the requests of a key that have one path, address or header value in common, such as
+    /// route:path=20 or model:header:x-model=10; up to three. A request gets a permit of each of its limits or
+    /// waits. Without the header it does not count under that limit
+    #[arg(long, value_name = "NAME:SPEC=N", value_parser = also::also)]
+    #[serde(deserialize_with = "also::from_file")]
+    also: Vec<Also>,
 
     /// Permits of each key that only class 0 may take
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -224,7 +232,7 @@ pub(crate) struct Starts(u32, Duration);
 #[derive(Clone, Debug)]
 pub(crate) struct Statuses(Vec<StatusCode>);
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Key {
     Global,
     Path,
@@ -425,7 +433,10 @@ impl Rule {
             if let Some((field, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
                 return err(field, "there are no tenants; set fair-by, too");
             }
-        } else if self.limit == Some(Limit::Unlimited) && self.rate.is_none() {
+        } else if self.limit == Some(Limit::Unlimited)
+            && self.rate.is_none()
+            && self.also.is_empty()
+        {
             return err("fair-by", "without a limit no request waits; set a limit of permits");
         }
         if self.each == Some(Limit::Permits(0)) {
@@ -434,6 +445,10 @@ impl Rule {
         if let Some(Limit::Permits(each)) = self.each {
             self.check_below_limit("each", Some(each))?;
         }
+        for Also { permits, .. } in &self.also {
+            self.check_below_limit("also", Some(*permits))?;
+        }
+        also::check(&self.also).map_err(|what| ("also", what))?;
         once("each-for", &self.each_for)?;
         once("weight-for", &self.weight_for)?;
         once("class-for", &self.class_for)?;
@@ -502,9 +517,11 @@ impl Rule {
         ))
     }
 
-    /// The header fields that decide the key, the tenant and the cost of a request, and where they are set.
+    /// The header fields that decide the key, the tenant, the further limits and the cost of a request, and where they are
+    /// set.
     pub(crate) fn fields_read(&self) -> impl Iterator<Item = (&'static str, &HeaderName)> {
         let key = [("key", Some(&self.key)), ("fair-by", self.fair_by.as_ref())].into_iter();
+        let key = key.chain(self.also.iter().map(|one| ("also", Some(&one.by))));
         let named = key.filter_map(|(field, key)| match key {
             Some(Key::Header(name)) => Some((field, name)),
             Some(Key::Global | Key::Path | Key::PeerIp) | None => None,
@@ -629,6 +646,7 @@ impl Rule {
             let (caps, each) = (self.each_for.clone(), self.each.unwrap_or(Limit::Unlimited));
             builder = builder.each_by(move |tenant, _| of(&caps, tenant).unwrap_or(each));
         }
+        builder = self.also.iter().fold(builder, |builder, one| one.apply(builder));
         if !self.weight_for.is_empty() {
             let weights = self.weight_for.clone();
             builder = builder.weight_by(move |tenant, _| of(&weights, tenant).unwrap_or(1));

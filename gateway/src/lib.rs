@@ -24,6 +24,7 @@
 mod access_log;
 #[cfg(feature = "admin")]
 mod admin;
+mod also;
 mod app;
 mod args;
 mod body;

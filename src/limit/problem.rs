@@ -212,6 +212,9 @@ impl Refusal {
         if let Some(each) = rejected.each {
             policies.push(format!("\"{policy}/each\";q={each};{unit}"));
         }
+        if let Some((limit, cap)) = rejected.further.as_deref() {
+            policies.push(format!("\"{policy}/{limit}\";q={cap};{unit}"));
+        }
         let next = rejected.ends_in.filter(|_| self.is_of_rate() && !self.is_tenant_full());
         let next = next.map(|left| format!(";t={}", left.as_secs_f64().ceil())).unwrap_or_default();
         // What is left of the limit would show what other tenants use.

@@ -38,6 +38,8 @@ macro_rules! conformance {
     };
 }
 
+pub(crate) use conformance;
+
 conformance! {
     a_permit_goes_to_the_tenant_with_the_fewest_over_all_processes
     no_tenant_passes_its_cap

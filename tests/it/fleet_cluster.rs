@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use tower_semaphore::{Policy, Semaphore};
 
 use crate::conformance::{self, Fleet};
-use crate::conformance_fair;
 use crate::support::cluster::{MASTERS, TestCluster};
 use crate::support::crowd::Crowd;
 use crate::support::failover::Failover;
 use crate::support::stopwatch::Stopwatch;
 use crate::support::tenants::{self, Tenants};
 use crate::support::{eventually, until};
+use crate::{conformance_fair, conformance_limits};
 
 impl Fleet for TestCluster {
     fn node(&self) -> Semaphore {
@@ -34,6 +34,7 @@ async fn a_cluster_keeps_what_a_semaphore_promises() {
     let cluster = TestCluster::start();
     conformance::all(&cluster).await;
     conformance_fair::all(&cluster).await;
+    conformance_limits::all(&cluster).await;
     hints_arrive_on_each_shard(&cluster).await;
 }
 

@@ -27,6 +27,7 @@ mod chaos;
 mod clients;
 mod conformance;
 mod conformance_fair;
+mod conformance_limits;
 #[cfg(feature = "axum")]
 mod connect_info;
 #[cfg(feature = "redis")]
