@@ -62,6 +62,7 @@ mod fleet_outage;
 mod fleet_sentinel;
 #[cfg(feature = "tls")]
 mod fleet_tls;
+mod further;
 #[cfg(feature = "redis")]
 mod gateway;
 #[cfg(feature = "redis")]
