@@ -95,7 +95,7 @@ impl TenantNames {
 /// The names and the values of the further limits of a semaphore that this process has seen, by number.
 #[derive(Debug, Default)]
 pub(crate) struct LimitNames {
-    names: BTreeMap<u32, (Arc<str>, Arc<str>)>,
+    names: BTreeMap<u32, (Name, Name)>,
 }
 
 impl LimitNames {
@@ -105,12 +105,11 @@ impl LimitNames {
             // Invented values displace all others; who uses those names them again.
             self.names.clear();
         }
-        let names = || (limit.as_str().into(), value.as_str().into());
-        self.names.entry(number).or_insert_with(names);
+        self.names.entry(number).or_insert_with(|| (limit.clone(), value.clone()));
     }
 
     /// Returns name and value of the limit with this number.
-    pub(crate) fn of(&self, number: u32) -> Option<&(Arc<str>, Arc<str>)> {
+    pub(crate) fn of(&self, number: u32) -> Option<&(Name, Name)> {
         self.names.get(&number)
     }
 }

@@ -13,7 +13,8 @@ use super::problem::Problem;
 use crate::name::Name;
 use crate::protocol::{Override, Rate};
 use crate::semaphore::{
-    AdaptedLimit, Holder, Inspection, Listed, Page, Paused, ProcessUse, RateUse, TenantUse, Waiter,
+    AdaptedLimit, FurtherLimitUse, Holder, Inspection, Listed, Page, Paused, ProcessUse, RateUse,
+    TenantUse, Waiter,
 };
 use crate::tenants::TenantOverride;
 
@@ -173,6 +174,7 @@ pub(super) struct InspectionView {
     adapted: Option<AdaptedView>,
     is_cut: bool,
     tenants: Vec<TenantView>,
+    further_limits: Vec<FurtherLimitView>,
     processes: Vec<ProcessView>,
     holders: Vec<HolderView>,
     waiters: Vec<WaiterView>,
@@ -189,6 +191,15 @@ struct TenantView {
     fair_share: Option<f64>,
     longest_wait_ms: Option<u64>,
     set: TenantSetView,
+}
+
+#[derive(Serialize)]
+struct FurtherLimitView {
+    name: Option<String>,
+    value: Option<String>,
+    cap: u32,
+    in_use: u64,
+    waiting: u64,
 }
 
 #[derive(Serialize)]
@@ -316,10 +327,18 @@ impl InspectionView {
             tenants: (seen.tenants.into_iter().enumerate())
                 .map(|(i, one)| TenantView::new(one, share(i)))
                 .collect(),
+            further_limits: seen.further_limits.into_iter().map(Into::into).collect(),
             processes: seen.processes.into_iter().map(Into::into).collect(),
             holders: seen.holders.into_iter().map(Into::into).collect(),
             waiters: seen.waiters.into_iter().map(Into::into).collect(),
         }
+    }
+}
+
+impl From<FurtherLimitUse> for FurtherLimitView {
+    fn from(FurtherLimitUse { name, value, cap, in_use, waiting }: FurtherLimitUse) -> Self {
+        let [name, value] = [name, value].map(|name| name.map(|name| name.to_string()));
+        Self { name, value, cap, in_use, waiting }
     }
 }
 

@@ -11,6 +11,7 @@ use super::tallies::Tally;
 use crate::backend::{Mailbox, PeerMessage};
 use crate::protocol::session::Session;
 use crate::protocol::{Adapted, Hint, Tenant, Time};
+use crate::tenants::LimitNames;
 
 impl Mailbox for Node {
     fn hint(&self, name: &str, hint: Hint) {
@@ -82,6 +83,13 @@ impl Mailbox for Node {
 }
 
 impl Node {
+    /// Reads what this process knows of the further limits of a semaphore.
+    pub(crate) fn read_limits(&self, name: &str, read: impl FnOnce(&LimitNames)) {
+        if let Some(shared) = self.sessions.get(name) {
+            read(&shared.lock().limits);
+        }
+    }
+
     /// Returns what this process knows of the tenants of a semaphore: their names, and how long each of its places has
     /// waited. `None` if it knows nothing.
     #[expect(clippy::type_complexity, reason = "as they stand in a message")]

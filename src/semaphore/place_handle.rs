@@ -325,7 +325,7 @@ impl PlaceHandle {
         }?;
         let state = self.shared.lock();
         let (name, _) = state.limits.of(limit.number())?;
-        Some(Box::new((Arc::clone(name), limit.cap())))
+        Some(Box::new((name.as_str().into(), limit.cap())))
     }
 
     /// Returns whether there are other handles on the place.

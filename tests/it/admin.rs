@@ -238,6 +238,26 @@ async fn tenants_are_shown_and_steered() {
 }
 
 #[tokio::test]
+async fn further_limits_are_shown() {
+    let semaphore = Semaphore::in_memory();
+    let server = window(&semaphore).await;
+    let policy = policy(9);
+    let ask_for = |model: &str| Ask::of("llm").also("route", HOSTILE[0], 5).also("model", model, 1);
+    let _held = semaphore.acquire(ask_for("opus"), &policy).await.unwrap();
+    let _waits = semaphore.acquire(ask_for("opus"), &policy);
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/llm", "").await;
+    let of = |name, value: &Name, cap| json!({ "name": name, "value": value.as_str(), "cap": cap, "in_use": 1, "waiting": 1 });
+    let limits = seen["further_limits"].as_array().unwrap();
+    assert_eq!(limits.len(), 2, "{seen}");
+    assert!(limits.contains(&of("route", &Name::new(HOSTILE[0]), 5)), "{seen}");
+    assert!(limits.contains(&of("model", &Name::new("opus"), 1)), "{seen}");
+    assert_eq!(seen["tenants"], json!([]), "no request has one");
+    let html = page(&server, "/page/llm").await;
+    assert!(html.contains("Further limits") && html.contains("opus"), "{html}");
+    assert!(html.contains("&lt;script&gt;") && !html.contains("<script>alert"), "{html}");
+}
+
+#[tokio::test]
 async fn each_tenant_is_shown_with_its_fair_share() {
     let semaphore = Semaphore::in_memory();
     let server = window(&semaphore).await;

@@ -43,8 +43,7 @@ async fn call(
 #[tokio::test]
 async fn a_full_route_is_named_and_the_others_of_the_tenant_go_on() {
     let semaphore = Semaphore::in_memory();
-    let layer =
-        builder(&semaphore).fair_by(TENANT).each(5).also("route", route, 2).build().unwrap();
+    let layer = builder(&semaphore).fair_by(TENANT).also("route", route, 2).build().unwrap();
     let acme = [("x-tenant", "acme")];
     let held = [call(&layer, "/chat", &acme).await, call(&layer, "/chat", &acme).await];
     let refused = call(&layer, "/chat", &[("x-tenant", "other")]).await;

@@ -109,6 +109,7 @@ impl One<'_> {
                 p.alert role="alert" { "More requests hold or wait than are listed: tables and sums cover the first 1000." }
             }
             @if !seen.tenants.is_empty() { (self.tenants()) }
+            @if !seen.further_limits.is_empty() { (self.further_limits()) }
             (self.holders())
             (self.queue())
             (self.processes())
@@ -325,6 +326,31 @@ impl One<'_> {
                             @if let Some(name) = &one.name { (self.change_of_tenant(one, name)) }
                             @else { "its name is unknown" }
                         }
+                    }
+                }
+            },
+        )
+    }
+
+    fn further_limits(&self) -> Markup {
+        let head = ["Limit", "Value", "In use", "Waiting", "Cap"];
+        table(
+            "further-limits",
+            "Further limits",
+            &head,
+            &html! {
+                @for one in &self.seen.further_limits {
+                    tr {
+                        @if let (Some(name), Some(value)) = (&one.name, &one.value) {
+                            th scope="row" { bdi { (readable(name)) } }
+                            td { bdi { (readable(value)) } }
+                        } @else {
+                            th scope="row" { "unknown to this process" }
+                            td { "–" }
+                        }
+                        td.n { (one.in_use) " " (bar(one.in_use, Some(one.cap), "in use")) }
+                        td.n { (one.waiting) }
+                        td.n { (one.cap) }
                     }
                 }
             },

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use super::Semaphore;
+use super::further_use::{FurtherLimitUse, FurtherUses};
 use super::ids::{PlaceId, TenantId};
 use crate::backend::Listing;
 use crate::name::Name;
@@ -43,6 +44,8 @@ pub struct Inspection {
     pub is_cut: bool,
     /// The tenants that hold or wait, the one with the most permits in use first. Empty if no request names a tenant.
     pub tenants: Vec<TenantUse>,
+    /// The [further limits](crate::Ask::also) of the listed requests, the one with the most waiting requests first.
+    pub further_limits: Vec<FurtherLimitUse>,
     /// The limit in force: the one that an operator set; else the one that [found itself](Self::adapted); else that of the
     /// policy in this process; else the highest
     /// that another process [reported](Semaphore::inspect_fleet). `None` if nothing is set, and no process that uses
@@ -207,7 +210,7 @@ pub struct Waiter {
     pub is_own: bool,
     /// How long its lease lasts, unless it is renewed.
     pub lease_left: Duration,
-    /// How long it has waited. For a request with a tenant, this is known only of this process and those that
+    /// How long it has waited. For a request with a tenant or further limits, this is known only of this process and those that
     /// [`Semaphore::inspect_fleet`] asked.
     pub waited: Option<Duration>,
 }
@@ -231,13 +234,14 @@ impl Inspection {
             holders: Vec::new(),
             queue: Vec::new(),
             tenants: BTreeMap::new(),
+            further: FurtherUses::default(),
             processes: BTreeMap::from([(own.id(), ProcessUse::own(name, own))]),
         };
         for (place, lease_end, ticket) in listing.places {
             seen.add(place, lease_end, ticket);
         }
         let tenants = seen.named_tenants(numbers);
-        let Seen { holders, mut queue, processes, .. } = seen;
+        let Seen { holders, mut queue, further, processes, .. } = seen;
         queue.sort_by_key(|(tenant, ticket, _)| (*tenant, *ticket));
         Self {
             in_use: listing.in_use,
@@ -253,6 +257,7 @@ impl Inspection {
             adapted: own.adapted(name),
             is_cut,
             tenants,
+            further_limits: further.named(name, own),
             limit: own
                 .limit_in_force(name)
                 .or_else(|| processes.values().filter_map(|process| process.limit).max()),
@@ -275,6 +280,7 @@ struct Seen<'a> {
     /// The waiters, each with the tenant and the ticket by which they are sorted.
     queue: Vec<(Option<Tenant>, u64, Waiter)>,
     tenants: BTreeMap<Tenant, TenantUse>,
+    further: FurtherUses,
     processes: BTreeMap<NodeId, ProcessUse>,
 }
 
@@ -291,6 +297,7 @@ impl Seen<'_> {
             let seen = self.tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::of(claim));
             (seen.weight, seen.each) = (claim.weight(), claim.each());
         }
+        self.further.add(place, ticket.is_some());
         let lease_left = Duration::from_millis(lease_end.saturating_sub(self.backend_us / 1000));
         match ticket {
             None => self.add_holder(place, process, lease_left),
@@ -337,7 +344,7 @@ impl Seen<'_> {
         let tenant = place.tenant();
         let is_own = place.node == self.own.id();
         let as_reported = || self.answers.get(&place.node)?.waiting.get(&place.n).copied();
-        let waited = if tenant.is_none() {
+        let waited = if place.line().is_none() {
             Some(Duration::from_micros(self.backend_us.saturating_sub(ticket)))
         } else if is_own {
             self.here(|session, now| session.waiting_for(place, now)).or_else(as_reported)

@@ -1,5 +1,6 @@
 //! An operator's queries and commands.
 
+mod further_use;
 mod ids;
 mod inspect;
 mod inspection;
@@ -8,6 +9,7 @@ mod tenants;
 
 use std::sync::Arc;
 
+pub use self::further_use::FurtherLimitUse;
 pub use self::ids::{PlaceId, TenantId};
 pub use self::inspect::{Cursor, Listed, Page};
 pub use self::inspection::{
