@@ -205,7 +205,7 @@ impl Ask {
     /// [`InvalidLimits`](RejectReason::InvalidLimits). Where requests of one value bring different caps, each is judged by
     /// its own when its turn comes, and those behind it wait.
     ///
-    /// Limits and values are numbered as tenants are: by a [salted](crate::SemaphoreBuilder::tenant_salt) hash of 24 bits.
+    /// Limits and values are numbered as tenants are: by a [salted](crate::Semaphore::tenant_salt) hash of 24 bits.
     ///
     /// # Examples
     ///

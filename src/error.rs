@@ -180,13 +180,27 @@ pub struct Rejected {
     /// [pause](RejectReason::UpstreamPause), or when the [rate](RejectReason::Rate) allows the next start.
     pub ends_in: Option<Duration>,
     /// Boxed, because results carry it.
-    pub(crate) rate: Option<Box<Rate>>,
+    pub(crate) beside: Option<Box<Beside>>,
     /// What is known of the queue; `None` if nothing is.
     pub(crate) queue: Option<Box<QueueSeen>>,
     /// Whether the request has a tenant, whose line is a queue of its own.
     pub(crate) has_tenant: bool,
-    /// The further limit that was full, and its cap. Boxed, because results carry it.
-    pub(crate) further: Option<Box<(Arc<str>, u32)>>,
+}
+
+/// The limits beside that of the semaphore and the tenant's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Beside {
+    pub(crate) rate: Option<Rate>,
+    /// The further limit that was full, and its cap.
+    pub(crate) further: Option<(Arc<str>, u32)>,
+}
+
+impl Beside {
+    /// `None` if there are none.
+    pub(crate) fn boxed(self) -> Option<Box<Self>> {
+        let is_any = self.rate.is_some() || self.further.is_some();
+        is_any.then(|| Box::new(self))
+    }
 }
 
 /// What a rejection tells of the queue. Boxed, because results carry it.
@@ -213,7 +227,7 @@ impl Rejected {
     /// Returns how many requests may start within a time, if the policy says so.
     #[must_use]
     pub fn rate(&self) -> Option<Rate> {
-        self.rate.as_deref().copied()
+        self.beside.as_ref()?.rate
     }
 
     /// Returns the name of the [further limit](crate::Ask::also), such as `route`, that was full, or that the request's cost
@@ -232,7 +246,13 @@ impl Rejected {
     /// ```
     #[must_use]
     pub fn limit_name(&self) -> Option<&str> {
-        Some(&*self.further.as_deref()?.0)
+        self.further().map(|(name, _)| name)
+    }
+
+    /// The same with its cap.
+    pub(crate) fn further(&self) -> Option<(&str, u32)> {
+        let (name, cap) = self.beside.as_ref()?.further.as_ref()?;
+        Some((name, *cap))
     }
 
     /// Returns how many requests were ahead of this one when it joined the queue, or was rejected instead.
@@ -300,7 +320,7 @@ impl Rejected {
     pub(crate) fn is_of_rate(&self) -> bool {
         let in_vain = matches!(self.reason, RejectReason::QueueTimeout | RejectReason::QueueFull);
         self.reason == RejectReason::Rate
-            || in_vain && self.rate.is_some() && self.ends_in.is_some()
+            || in_vain && self.rate().is_some() && self.ends_in.is_some()
     }
 
     /// A request that asks for one permit, has no tenant, and did not wait.
@@ -315,11 +335,10 @@ impl Rejected {
             cost: 1,
             each: None,
             is_tenant_full: false,
-            rate: None,
+            beside: None,
             ends_in: None,
             queue: None,
             has_tenant: false,
-            further: None,
         }
     }
 
@@ -370,12 +389,7 @@ impl fmt::Display for Said<'_> {
                 each.map_or(Ok(()), |each| write!(f, "{each} "))?;
                 write!(f, "permits{of} that the tenant may have are in use")
             }
-            RejectReason::FurtherLimit(_) => self.write_further(f),
-            RejectReason::InvalidLimits => write!(
-                f,
-                "the request names more than {} further limits{of}, or one of them twice",
-                crate::Ask::MAX_FURTHER
-            ),
+            RejectReason::FurtherLimit(_) | RejectReason::InvalidLimits => self.write_further(f),
             RejectReason::CostTooHigh => self.write_cost(f),
             RejectReason::Rate => {
                 write!(f, "as many requests{of} have started lately as the rate allows")?;
@@ -424,7 +438,12 @@ impl Said<'_> {
     /// With the name of the limit, and not the value, which can be a client's.
     fn write_further(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = Named("of", self.name);
-        match self.rejected.further.as_deref() {
+        match self.rejected.further() {
+            _ if self.rejected.reason == RejectReason::InvalidLimits => write!(
+                f,
+                "the request names more than {} further limits{of}, or one of them twice",
+                crate::Ask::MAX_FURTHER
+            ),
             Some((limit, 0)) => {
                 write!(f, "the request may have no permits{of}: its {limit} limit is 0")
             }
@@ -444,10 +463,7 @@ impl Said<'_> {
             limit.map(|limit| format!("the limit of {limit}")),
             rate.map(|rate| format!("the rate of {rate}")),
             each.map(|each| format!("its tenant's cap of {each}")),
-            self.rejected
-                .further
-                .as_deref()
-                .map(|(name, cap)| format!("its {name} limit of {cap}")),
+            self.rejected.further().map(|(name, cap)| format!("its {name} limit of {cap}")),
         ];
         let bounds: Vec<_> = bounds.into_iter().flatten().collect();
         if bounds.is_empty() { Ok(()) } else { write!(f, ", within {}", bounds.join(" and ")) }

@@ -212,7 +212,7 @@ impl Refusal {
         if let Some(each) = rejected.each {
             policies.push(format!("\"{policy}/each\";q={each};{unit}"));
         }
-        if let Some((limit, cap)) = rejected.further.as_deref() {
+        if let Some((limit, cap)) = rejected.further() {
             policies.push(format!("\"{policy}/{limit}\";q={cap};{unit}"));
         }
         let next = rejected.ends_in.filter(|_| self.is_of_rate() && !self.is_tenant_full());

@@ -14,7 +14,7 @@ use super::instrument::Attempt;
 use super::permit::Permit;
 use super::place_handle::{PlaceHandle, PlaceOf};
 use crate::ask::Ask;
-use crate::error::{AcquireError, QueueSeen, RejectReason, Rejected};
+use crate::error::{AcquireError, Beside, QueueSeen, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
 use crate::name::Name;
 use crate::node::sessions::Remembered;
@@ -223,7 +223,7 @@ impl Acquire {
                     waited: self.began.elapsed(),
                     is_tenant_full,
                     ends_in,
-                    rate: rate.map(Box::new),
+                    beside: Beside { rate, further }.boxed(),
                     queue: QueueSeen {
                         ahead,
                         expected_wait,
@@ -232,7 +232,6 @@ impl Acquire {
                     }
                     .boxed(),
                     has_tenant: self.has_tenant,
-                    further,
                     ..Rejected::new(name, reason, self.limit).asked(cost, each)
                 })
             }
@@ -316,10 +315,9 @@ impl Semaphore {
                 _ => None,
             };
             let further = further.map(|of| (of.limit.as_str().into(), of.cap));
-            let further = further.map(Box::new);
             AcquireError::Rejected(Rejected {
                 has_tenant: ask.tenant().is_some(),
-                further,
+                beside: Beside { rate: None, further }.boxed(),
                 ..rejected
             })
         })

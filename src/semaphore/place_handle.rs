@@ -59,6 +59,19 @@ impl<'a> PlaceOf<'a> {
     }
 }
 
+impl PlaceOf<'_> {
+    /// Notes the names of its tenant and its further limits. Returns the name that already has the number of its tenant, if
+    /// it is another one.
+    fn note_names(&self, state: &mut SessionState) -> Option<Arc<str>> {
+        let claim = self.claim?;
+        for (limit, asked) in claim.further().iter().zip(self.further) {
+            state.limits.note(limit.number(), &asked.limit, &asked.value);
+        }
+        let SessionState { tenants, session, .. } = state;
+        tenants.note(claim.tenant(), self.tenant?, |tenant| session.has_tenant(tenant))
+    }
+}
+
 impl PlaceHandle {
     /// Takes a place in the session of `of`, and creates the session if there is none.
     ///
@@ -73,7 +86,7 @@ impl PlaceHandle {
         policy: &Policy,
         now: Instant,
     ) -> Result<Self, AcquireError> {
-        let PlaceOf { name, remembered, tenant, claim, further, .. } = of;
+        let PlaceOf { name, remembered, tenant, claim, .. } = of;
         let mut options = options(policy, claim);
         let node = tasks.node();
         let now = node.clock.time(now);
@@ -96,15 +109,7 @@ impl PlaceHandle {
                 ))));
             };
             state.begin(index, of.meter.clone());
-            if let (Some(claim), Some(tenant)) = (claim, tenant) {
-                let SessionState { tenants, session, .. } = state;
-                same_number = tenants.note(claim.tenant(), tenant, |t| session.has_tenant(t));
-            }
-            if let Some(claim) = claim.filter(|_| !further.is_empty()) {
-                for (limit, asked) in claim.further().iter().zip(further) {
-                    state.limits.note(limit.number(), &asked.limit, &asked.value);
-                }
-            }
+            same_number = of.note_names(state);
             Ok(index)
         };
         let (shared, index) = match remembered {
@@ -315,7 +320,7 @@ impl PlaceHandle {
         &self,
         reason: RejectReason,
         claim: Option<Claim>,
-    ) -> Option<Box<(Arc<str>, u32)>> {
+    ) -> Option<(Arc<str>, u32)> {
         let claim = claim?;
         let mut further = claim.further().iter();
         let limit = match reason {
@@ -325,7 +330,7 @@ impl PlaceHandle {
         }?;
         let state = self.shared.lock();
         let (name, _) = state.limits.of(limit.number())?;
-        Some(Box::new((name.as_str().into(), limit.cap())))
+        Some((name.as_str().into(), limit.cap()))
     }
 
     /// Returns whether there are other handles on the place.
