@@ -7,8 +7,9 @@
 -- An <id> is [~]<node>:<n>; '~' marks a node without a mailbox. The id of a place that may wait ends in '-' and the
 -- limit of its policy, seven digits in base 36.
 --
--- A place with a tenant, a cost or a rate has a claim at the end of its id, sixteen bytes: '.', then in base 36 the
--- tenant's number f (5 digits; 0: none), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2).
+-- A place with a tenant, a cost, a rate or further limits has a claim at the end of its id, sixteen bytes: '.', then in
+-- base 36 the tenant's number f (5 digits; 0: none), its weight (2), its cap (5; 0: none), the place's class (1) and its
+-- cost (2).
 -- If it may wait, fifteen bytes precede the claim: '-', then limit and headroom of its policy (7 each). They are cut by
 -- position. If it has a rate, thirteen bytes precede these: '/', then the grants in a window (3), the window in us (8),
 -- and how often that is doubled for the time for which starts are kept (1). An id without a claim never has '.' there.
@@ -20,9 +21,19 @@
 --                                 more than that of the last in the line
 --   q<id>, 2q<id> ... <cost>q<id>  score: f: it holds, one member for each permit
 --   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua
--- So the ranges of scores are, from the lowest: grants, lines, permits by tenant, further permits without one, lease
--- ends (with a claim alone, without one, with a tenant), tickets from 1e14 on, turns from 2^52 on. The permits that f
--- has in use are the members of one score; all in use are those from 0 to 1e13, less the tickets. A set is plain if no
+--
+-- A place with further limits tells them before that '-', or else the '.': '+', then the number of its line L (5
+-- digits, from 2^24 on), then for each limit its number g (5) and its cap (5); and 8 is added to its class. Places of
+-- one line have the same tenant and the same limits. It has the members of a place with a tenant, with L in place of f
+-- where it waits, 1e8 in place of f = 0 where it holds, and these:
+--   a<id>, 2a<id> ... <cost>a<id>  score: 5e13 + g of the first limit, while it holds; b..., c...: of the others
+--   t<L, 5 digits>                score: the turn of line L; or below 0, close to it: it is parked; see further.lua
+--   x<L, 5 digits>                score: 2e13 + f, while the line exists
+--   x                             score: +inf, while any such line exists
+-- So the ranges of scores are, from the lowest: grants, lines, lines that are parked, permits by tenant, further
+-- permits without one, lease ends (with a claim alone, without one, in a line), tenants of lines from 2e13 on, permits
+-- by limit from 5e13 on, tickets from 1e14 on, turns from 2^52 on. The permits that f has in use, or that are in use
+-- under g, are the members of one score; all in use are those from 0 to 1e13, less the tickets. A set is plain if no
 -- place in it has a claim: it has no score below 1e12, and much of the work falls away: see kind.lua.
 --
 -- Replies have the ticket of a line as 1e14 + k, and each lease end in ms, without the 1e13.
@@ -46,14 +57,14 @@
 --           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
 --           free and a place that could have it waited: call again at once
 --           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant is
---           at its cap | -4 it costs more than it could ever get | -5 - ms a permit is free, but its rate allows no
---           grant for so long
+--           at its cap | -4 it costs more than it could ever get | -5, -6, -7 its first, second or third further limit
+--           is full | -7 - ms a permit is free, but its rate allows no grant for so long
 --           earliest < 0: only its rate keeps back the next in turn, for so many ms
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 if the set is empty, 1 more if any leave, for any number of ids; 12
 --           with a hand-over. With claims 5, 6 if none is in use, 1 more with a rate, 1 more if any leave, 1 more for
---           each tenant with a cap, 1 more if any joins a tenant's line. O((ids + 500) * log n): see promote.lua; and
---           what recall.lua costs when a queue begins
+--           each tenant with a cap and each further limit, 1 more if any joins a tenant's line.
+--           O((ids + 500) * log n): see promote.lua; and what recall.lua costs when a queue begins
 -- Retry     safe: an id that is present keeps its place, and its lease is renewed; one that has left is ignored
 
 local key = KEYS[1]
@@ -156,7 +167,7 @@ local for_all, frees = ARGV[2] == '1', leaving > 0
 --@kind
 --@lease
 local sub, byte = string.sub, string.byte
-local tenant_of, cost_of, lease_of, settle, remove, room_of, never_fits, opening_of, start, undo
+local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo
 local turn = nil
 if not is_plain then
   turn = {}
@@ -172,11 +183,11 @@ if not is_plain then
     if is_second then
       --@claim
       --@settle
+      --@leave
       --@room
-      if turn[1] then
-        local ids, from, to = ARGV, 11, first - 1
-        --@leave
-      end
+      local is_further = false
+      for i = first, last do is_further = is_further or byte(ARGV[i], -16) == 46 and byte(ARGV[i], -3) > 55 end
+      if turn[1] or is_further then turn = leave(ARGV, 11, first - 1, turn, is_further) end
     end
     if not opening_of and (is_second or is_rated) then
       --@rate
@@ -185,7 +196,7 @@ if not is_plain then
     if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or leaving == 0)) then
       is_tried = true
       local writes, count, all, room = {}, 0, units, limit
-      local fits, seen, share, of_call, has, turns = true, nil, nil, nil, nil, nil
+      local fits, seen, share, of_call, has, turns, under = true, nil, nil, nil, nil, nil, nil
       for i = first, last do
         local id = ARGV[i]
         if byte(id, -16) ~= 46 then
@@ -201,7 +212,7 @@ if not is_plain then
               turns[#turns + 1] = 't' .. digits
             end
           end
-          if digits == '00000' then
+          if digits == '00000' and byte(terms, 6) < 56 then
             writes[count + 1], writes[count + 2] = nobodys_score, id
             count = count + 2
           else
@@ -217,7 +228,23 @@ if not is_plain then
               writes[count + 1], writes[count + 2] = share, j .. queued .. id
               count = count + 2
             end
-            if byte(terms, 6) ~= 48 then room = limit - headroom end
+            if byte(terms, 6) > 55 then
+              -- It has further limits. Where anything waits, it takes its turn.
+              fits, under = fits and not turn[1], under or {}
+              local at, bound, kind = string.find(id, '+', 13, true), byte(id, -31) == 45 and 31 or 16, 96
+              for at = at + 6, #id - bound, 10 do
+                local limit_share = '5' .. string.format('%013d', tonumber(sub(id, at, at + 4), 36))
+                kind = kind + 1
+                for j = 1, cost do
+                  writes[count + 1] = limit_share
+                  writes[count + 2] = (j > 1 and j or '') .. string.char(kind) .. id
+                  count = count + 2
+                end
+                under[limit_share] = cost + (under[limit_share] or redis.call('ZCOUNT', key, limit_share, limit_share))
+                if under[limit_share] > tonumber(sub(id, at + 5, at + 9), 36) then fits = false end
+              end
+            end
+            if byte(terms, 6) ~= 48 and byte(terms, 6) ~= 56 then room = limit - headroom end
             if each > 0 then
               if not of_call then
                 -- The permits that each tenant asks for in this call, counted once there is a cap.
@@ -267,8 +294,8 @@ if not is_plain then
   for i = 1, count do
     local id = members[i]
     members[count + i] = queued .. id
-    -- The turn of its line; any that is not there without a tenant.
-    members[2 * count + i] = 't' .. (tenant_of(id) or '')
+    -- The turn of its line; any that is not there without one.
+    members[2 * count + i] = 't' .. (line_of(id) or '')
   end
 end
 local known, asked = #members, members
@@ -277,7 +304,12 @@ local known, asked = #members, members
 most = limit
 -- A node that is gone may have been the newcomers' own.
 if gone or not scores then scores = redis.call('ZMSCORE', key, unpack(members, 1, known)) end
-local is_first = ARGV[10] == '1' and queue + (is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '(0')) == 0
+local is_first = ARGV[10] == '1' and queue + (is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '-0.000000003')) == 0
+local latest = nil
+if further and is_first then
+  -- Some newcomers may be written before it is known whether any waits.
+  latest = redis.call('ZRANGE', key, '(20000000000000', '(100000000', 'BYSCORE', 'REV', 'LIMIT', '0', '128')
+end
 if is_plain then
   for i = 1, count do
     if scores[i] then
@@ -295,43 +327,56 @@ local statuses, writes, ticket = { nil, nil, nil, nil }, { nil, nil, nil, nil, n
 -- The number of places in all lines, once it is known; the permits that were granted in this call to places without a
 -- tenant and are not written yet.
 local in_lines, fresh = nil, 0
--- By tenant: its turn, its permits in use, the length of its line and the last ticket in it, each once it is known; and
--- whether its stopped line was settled in this call.
+-- By line: its turn, its tenant's permits in use, the length of the line and the last ticket in it, each once it is
+-- known; and whether it was settled in this call, if it was stopped.
 local turns, has, lines, tails, seen
 if claims then turns, has, lines, tails, seen = {}, {}, {}, {}, {} end
 for i = 1, count do
   local id, status, stands = members[i], nil, scores[count + i]
   local has_claim = claims and byte(id, -16) == 46
-  local digits = has_claim and tenant_of(id)
-  local f, is_last = digits and tonumber(digits, 36) or 0, false
+  local digits, tenant = nil, nil
+  if has_claim then digits, tenant = line_of(id) end
+  local f, is_last, is_changed = digits and tonumber(digits, 36) or 0, false, false
   if digits and turns[digits] == nil then turns[digits] = tonumber(scores[2 * count + i]) or false end
   if scores[i] then
     moved = true
     status = tonumber(stands or 1)
     if digits then status = status < 0 and 1e14 + (status + f) * 268435456 or 1 end
   else
-    local line = queue
+    local line, to, terms, spot = queue, f > 1 and 1 - f or '-0.000000003', nil, nil
+    if f > 16777215 then
+      -- It is judged by what is in use, and by where lines are parked, with all newcomers before it.
+      --@add
+      writes, fresh, terms = { unpack(writes, math.max(#writes - 1, 1)) }, 0, further.terms_of(id)
+      further.forget()
+    end
     if digits then
-      line = turns[digits] and (lines[digits] or redis.call('ZCOUNT', key, -f, 1 - f)) or 0
+      line = turns[digits] and (lines[digits] or redis.call('ZCOUNT', key, -f, to)) or 0
       lines[digits] = line
     end
     local is_compared = line == 0 and (digits or in_use < limit and (next_turn or has_claim))
     -- The permits of its tenant, or of all places without one, if they matter.
     local cost, class, room, units, refused = 1, 0, limit, 0, -1
     if has_claim then
-      cost, class = cost_of(id), tonumber(sub(id, -3, -3))
+      cost, class = cost_of(id), tonumber(sub(id, -3, -3), 36) % 8
       local each, opens = tonumber(sub(id, -8, -4), 36), opening_of(id, cost)
       if class > 0 then room = limit - headroom end
-      if digits then
-        if not has[digits] and (each > 0 or is_compared) then has[digits] = redis.call('ZCOUNT', key, f, f) end
-        units = has[digits] or 0
+      if tenant then
+        if not has[tenant] and (each > 0 or is_compared) then
+          local share = tonumber(tenant, 36)
+          has[tenant] = redis.call('ZCOUNT', key, share, share)
+        end
+        units = has[tenant] or 0
       end
-      if room > 0 and cost > room or each > 0 and cost > each or opens == math.huge then
+      local full = terms and further.refused(terms)
+      if room > 0 and cost > room or each > 0 and cost > each or full == -4 or opens == math.huge then
         refused = -4
       elseif each > 0 and units + cost > each then
         refused = -3
+      elseif full then
+        refused = full
       elseif opens and in_use + cost <= room then
-        refused = -5 - math.ceil((opens - now) / 1000)
+        refused = -7 - math.ceil((opens - now) / 1000)
       end
     end
     if is_compared and not digits then
@@ -341,11 +386,16 @@ for i = 1, count do
     local own_turn, leads = nil, line == 0 and not next_turn
     if is_compared then
       own_turn = math.huge
-      if refused == -1 or refused < -5 then
+      if terms and (refused == -1 or refused ~= -4 and max_queue >= 0) then
+        spot, own_turn = further.kept_at(terms, now)
+      end
+      if not spot and (refused == -1 or refused < -7) then
         local level = math.floor(units * 64 / (digits and tonumber(sub(id, -10, -9), 36) or 1))
         own_turn = ((level + 1) * 4503599627370496 + now) * 2 ^ (80 * class)
       end
       leads = own_turn < (next_turn or math.huge) or own_turn == next_turn and f < next_f
+      -- The first of the queue came before it.
+      if terms and (spot or not tenant and next_turn and next_f == 0) then leads = false end
     end
     if refused == -4 then
       status = -4
@@ -353,17 +403,28 @@ for i = 1, count do
       status = 1
       in_use = in_use + cost
       if has_claim then start(id) end
-      if digits then has[digits] = units + cost else fresh = fresh + cost end
-      for j = digits and 1 or 2, cost do
-        writes[#writes + 1] = digits and f or 1e8
-        writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
+      if terms then
+        further.hold(writes, id, terms)
+        --@add
+        writes, fresh = {}, 0
+        if tenant then
+          has[tenant] = nil
+          local turn = redis.call('ZMSCORE', key, 't' .. tenant)[1]
+          if turn then turns[tenant], is_changed = settle(tenant, turn), true end
+        end
+      else
+        if digits then has[digits] = units + cost else fresh = fresh + cost end
+        for j = digits and 1 or 2, cost do
+          writes[#writes + 1] = digits and f or 1e8
+          writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
+        end
       end
     elseif max_queue < 0 then
       status = refused
     elseif line >= max_queue then
       status = -2
     elseif digits then
-      in_lines = in_lines or redis.call('ZCOUNT', key, '-33554432', '(0')
+      in_lines = in_lines or redis.call('ZCOUNT', key, '-33554432', '-0.000000003')
       if line + in_lines + queue >= max_waiting then status = -2 end
     end
     if status == nil then
@@ -381,13 +442,21 @@ for i = 1, count do
         in_lines = in_lines + 1
         local k = now_ms % 134217728 + 1
         if line == 0 then
+          -- Without a tenant, the turn of a line is what its first ticket tells: ms.
+          if terms and not (tenant or spot) then own_turn = 4503599627370496 + now_ms * 1000 end
           turns[digits], seen[digits] = own_turn, true
           writes[#writes + 1] = own_turn
           writes[#writes + 1] = 't' .. digits
+          if terms then
+            writes[#writes + 1] = 20000000000000 + terms.f
+            writes[#writes + 1] = 'x' .. digits
+            writes[#writes + 1] = 'inf'
+            writes[#writes + 1] = 'x'
+          end
         else
           local tail = tails[digits]
           if not tail then
-            tail = redis.call('ZRANGE', key, 1 - f, -f, 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
+            tail = redis.call('ZRANGE', key, to, -f, 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
             tail = (tail[2] + f) * 268435456
           end
           k = math.min(math.max(k, tail + 1), 268435455)
@@ -400,43 +469,55 @@ for i = 1, count do
       if own_turn and leads and (digits or not never_fits(id)) then
         next_turn, next_head, next_f, next_cost, next_room = own_turn, id, f, cost, room_of(id)
       end
+      -- A line without a tenant can change how the queue compares with all others.
+      is_changed = further and line == 0 and not spot and in_use < limit
       writes[#writes + 1] = stands_at
       writes[#writes + 1] = queued .. id
-    end
-  end
-  local is_stopped = digits and status >= 1e14 and turns[digits] == math.huge
-  if is_last or is_stopped and not seen[digits] then
-    -- Settle the line again: its head can be another now, or its places, or the limit, have changed since it was stopped.
-    seen[digits] = true
-    if is_last then
-      --@add
-      writes, fresh = {}, 0
-    end
-    turns[digits] = settle(digits, turns[digits])
-    if is_last or turns[digits] < math.huge then
-      -- The first of all lines may be another now.
-      --@add
-      writes, fresh = {}, 0
-      next_turn = nil
-      local line = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
-      if line[1] then
-        next_turn, next_f = tonumber(line[2]), tonumber(sub(line[1], 2), 36)
-        local head = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '1')[1]
-        next_head, next_cost, next_room = head, cost_of(head), room_of(head)
-      end
-      if queue > 0 then
-        local head = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
-        local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
-        local own_turn = (held * 64 + 1) * 4503599627370496 + head[2]
-        if not never_fits(head[1]) and (not next_turn or own_turn <= next_turn) then
-          next_turn, next_head, next_f, next_cost, next_room = own_turn, head[1], 0, cost_of(head[1]), room_of(head[1])
-        end
-      end
     end
   end
   if status > 0 then
     writes[#writes + 1] = digits and tenants_score or has_claim and nobodys_score or plain_score
     writes[#writes + 1] = id
+  end
+  -- Where members are written before the end, the last stays in the list, for the expiry.
+  local is_stopped = digits and status >= 1e14 and turns[digits] == math.huge
+  if is_last or is_stopped and not seen[digits] then
+    -- Settle the line again: its head can be another now, or its places, or the limit, have changed since it was stopped.
+    seen[digits] = true
+    if is_last or f > 16777215 then
+      --@add
+      writes, fresh = { unpack(writes, math.max(#writes - 1, 1)) }, 0
+    end
+    if f > 16777215 then
+      further.forget()
+      turns[digits] = further.settle(digits, turns[digits])
+    else
+      turns[digits] = settle(digits, turns[digits])
+    end
+    is_changed = is_last or turns[digits] < math.huge
+  end
+  if is_changed then
+    -- The first of all lines may be another now.
+    --@add
+    writes, fresh = { unpack(writes, math.max(#writes - 1, 1)) }, 0
+    next_turn = nil
+    local line = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+    if line[1] then
+      next_turn, next_f = tonumber(line[2]), tonumber(sub(line[1], 2), 36)
+      local to = next_f > 1 and 1 - next_f or '-0.000000003'
+      local head = redis.call('ZRANGEBYSCORE', key, -next_f, to, 'LIMIT', '0', '1')[1]
+      next_head, next_cost, next_room = head, cost_of(head), room_of(head)
+    end
+    if queue > 0 then
+      local head = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+      local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
+      local own_turn = (held * 64 + 1) * 4503599627370496 + head[2]
+      -- As in promote.lua.
+      if further and line[1] and further.is_nobodys(line[1]) then own_turn = 4503599627370496 + head[2] end
+      if not never_fits(head[1]) and (not next_turn or own_turn <= next_turn) then
+        next_turn, next_head, next_f, next_cost, next_room = own_turn, head[1], 0, cost_of(head[1]), room_of(head[1])
+      end
+    end
   end
   statuses[i] = status
 end

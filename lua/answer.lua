@@ -5,7 +5,7 @@
 -- Needs     key, now, is_plain, lease_end, in_use, queue, statuses, own; earliest, or nil if it has to be looked up; what
 --           again.lua needs
 
-local waiting = is_plain and queue or queue + redis.call('ZCOUNT', key, '-33554432', '(0')
+local waiting = is_plain and queue or queue + redis.call('ZCOUNT', key, '-33554432', '-0.000000003')
 if waiting == 0 then
   earliest = 0
 else

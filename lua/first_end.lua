@@ -13,7 +13,7 @@ else
   local from = '(100000000'
   earliest = 0
   while from do
-    local first = redis.call('ZRANGEBYSCORE', key, from, '(1e14', 'WITHSCORES', 'LIMIT', '0', '1')[2]
+    local first = redis.call('ZRANGEBYSCORE', key, from, '(20000000000000', 'WITHSCORES', 'LIMIT', '0', '1')[2]
     local lease_end = tonumber(first or 0)
     from = nil
     if lease_end >= 1e13 then

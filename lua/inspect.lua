@@ -25,16 +25,16 @@ local starts, window = tonumber(ARGV[2]), tonumber(ARGV[3])
 local from = '(' .. string.format('%.0f', now_ms)
 local waiting = redis.call('ZCOUNT', key, '100000000000000', '(4503599627370496')
 local in_use = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - waiting
-local leases = redis.call('ZRANGEBYSCORE', key, from, '(100000000000000', 'WITHSCORES', 'LIMIT', 0, most)
+local leases = redis.call('ZRANGEBYSCORE', key, from, '(20000000000000', 'WITHSCORES', 'LIMIT', 0, most)
 local tickets = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(4503599627370496', 'WITHSCORES', 'LIMIT', 0, most)
 -- Places with a claim have the highest lease scores: they are at the end of the list, unless it was full before them.
 local count = #leases
 if count == 2 * most or count > 0 and tonumber(leases[count]) >= 1e13 then
   while count > 0 and tonumber(leases[count]) >= 1e13 do count = count - 2 end
   local running = '(' .. string.format('%.0f', 1e13 + now_ms)
-  local fair = redis.call('ZRANGEBYSCORE', key, running, '(100000000000000', 'WITHSCORES', 'LIMIT', 0, most)
+  local fair = redis.call('ZRANGEBYSCORE', key, running, '(20000000000000', 'WITHSCORES', 'LIMIT', 0, most)
   in_use = in_use + redis.call('ZCOUNT', key, '1', '33554432')
-  waiting = waiting + redis.call('ZCOUNT', key, '-33554432', '(0')
+  waiting = waiting + redis.call('ZCOUNT', key, '-33554432', '-0.000000003')
   for i = #leases, count + 1, -1 do leases[i] = nil end
   --@queued
   for i = 1, #fair, 2000 do

@@ -1,29 +1,56 @@
--- leave: settles the lines of tenants whose places have left.
+-- leave: settles the lines whose places have left, and those of their tenants. If lines are parked, those that wait
+-- for the limits of these places come back: see further.lua.
 --
--- A piece of the scripts, inserted where one has `--@leave`, behind `--@settle`.
+-- A piece of the scripts, inserted where one has `--@leave`, behind `--@settle`. It creates functions; so it is
+-- inserted after the path of an uncontended call.
 --
--- Needs     key, settle; ids, from, to: those from ids[from] to ids[to] have left; turn
--- Leaves    turn, updated
--- Cost      1 command, and what settling costs; 1 more if settling does not show whose turn it is; none without ids
---           of tenants
+-- Needs     what further.lua needs; line_of; leave: declared
+-- Leaves    leave(ids, from, to, turn, is_further): those from ids[from] to ids[to] have left, or none if `to` is less.
+--           turn: the first of all turns, if it is known; it returns that as it is then. It leaves `further` if the set
+--           has lines of places with further limits, or is_further
+-- Cost      1 command, and what settling costs; 1 more if settling does not show whose turn it is. If the set has lines
+--           of places with further limits, 1 more for each tenant and each limit, and what further.lua costs
 
-local tenants, members, seen = {}, {}, {}
-for i = from, to do
-  local digits = tenant_of(ids[i])
-  if digits and not seen[digits] then
-    seen[digits] = true
-    tenants[#tenants + 1] = digits
-    members[#tenants] = 't' .. digits
+function leave(ids, from, to, turn, is_further)
+  local tenants, lines, members, seen = {}, nil, {}, {}
+  for i = from, to do
+    local line, digits = line_of(ids[i])
+    if digits and not seen[digits] then
+      seen[digits] = true
+      tenants[#tenants + 1] = digits
+      members[#tenants] = 't' .. digits
+    end
+    if line ~= digits and not seen[line] then
+      seen[line], lines = true, lines or {}
+      lines[#lines + 1] = line
+    end
   end
-end
-if #members > 0 then
+  for i = 1, lines and #lines or 0 do members[#tenants + i] = 't' .. lines[i] end
+  members[#members + 1] = 'x'
   local turns = redis.call('ZMSCORE', key, unpack(members))
+  local has_further = turns[#members]
+  if not further and (has_further or is_further) then
+    --@further
+  end
+  if further then further.forget() end
+  if has_further then
+    for i = 1, lines and #lines or 0 do
+      if turns[#tenants + i] then further.settle(lines[i], turns[#tenants + i]) end
+    end
+    for i, digits in ipairs(tenants) do
+      if turns[i] then settle(digits, turns[i]) end
+    end
+    further.make_up(ids, from, to)
+    return redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+  end
   local unknown = false
   for i, digits in ipairs(tenants) do
     -- Without a turn the tenant has no line: nothing to settle.
     if turns[i] then
-      local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])
-      if own_turn and own_turn < first then
+      local own_turn, first = settle(digits, turns[i]), turn and tonumber(turn[2])
+      if not turn then
+        -- Nobody asks.
+      elseif own_turn and own_turn < first then
         turn = { members[i], own_turn }
       elseif (members[i] == turn[1]) ~= (own_turn == first) then
         -- It was the first and may not be any more, or its turn now equals that of the first.
@@ -34,4 +61,5 @@ if #members > 0 then
   if unknown then
     turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   end
+  return turn
 end

@@ -20,14 +20,18 @@
 -- Places without a tenant form one more line, of weight 1 and class 0. Its turn is not stored; it is computed when it
 -- is compared.
 --
+-- A line whose places have further limits parks at the first of them that keeps its head back: see further.lua. That
+-- costs 1 of the budget, too.
+--
 -- Needs     queued, key, now, is_plain, limit, for_all, frees, node, counted, in_use, queue, budget; asked: members
 --           whose scores are looked up along with the lease ends of those granted; unless is_plain: turn, and what
---           claim.lua, settle.lua, room.lua and rate.lua leave
+--           claim.lua, settle.lua, leave.lua, room.lua and rate.lua leave; further, if the set has lines of places with
+--           further limits
 -- Leaves    most: the number of permits in use up to which it granted; own; in_use and queue, updated; gone: whether
 --           any place was taken out; scores: those of the first of `asked`, stale if any place is gone, and nil if
 --           none were looked up. If permits are free: next_turn, next_head, next_f, next_cost, next_room of the place
---           whose turn is next; next_f 0 without a tenant; next_turn nil if no place waits, or, in a plain set,
---           unless the budget is spent
+--           whose turn is next; next_f: the number of its line, 0 without one; next_turn nil if no place waits, or, in
+--           a plain set, unless the budget is spent
 -- Cost      3 commands for any number of grants in a plain set, 1 more for each node that is notified; else 3 for
 --           each grant, 1 more for the last of a line; O(budget * log n)
 
@@ -51,7 +55,7 @@ while repeats do
   -- Tickets have the highest scores, so they are ranked after the leases, of which each place has one.
   local leases = in_use + queue
   while in_use < most do
-    local member, score, head, behind, class = nil, nil, nil, nil, 0
+    local member, score, head, behind, class, line = nil, nil, nil, nil, 0, nil
     if is_plain then
       next_turn = nil
       if queue == 0 then break end
@@ -89,6 +93,8 @@ while repeats do
         local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
         local plain = (held * 64 + 1) * 4503599627370496 + score
         local first = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+        -- Neither has a tenant: they go in the order of their arrival.
+        if further and first[1] and further.is_nobodys(first[1]) then plain = 4503599627370496 + score end
         local is_stopped = never_fits(member)
         if is_stopped and not first[1] then break end
         if is_stopped or first[1] and tonumber(first[2]) < plain then
@@ -99,18 +105,34 @@ while repeats do
       end
       if not head then
         next_f = tonumber(string.sub(member, 2), 36)
-        local places = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '2')
-        head, behind = places[1], places[2]
-        next_cost, class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
+        if next_f < 16777216 then
+          local to = next_f > 1 and 1 - next_f or '-0.000000003'
+          local places = redis.call('ZRANGEBYSCORE', key, -next_f, to, 'LIMIT', '0', '2')
+          head, behind = places[1], places[2]
+          next_cost, class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
+        else
+          line = further.read(member, score, budget > 0)
+          if line then
+            head, next_cost = line.places[1], line.terms.cost
+          else
+            budget = budget - 1
+          end
+        end
       end
-      next_turn, next_head, next_room = score, head, room_of(head)
-      local opens = opening_of(head, next_cost)
-      local never = next_cost > next_room or opens == math.huge
-      if next_room <= 0 or budget <= 0 or not never and (opens or in_use + next_cost > next_room) then break end
-      budget = budget - (never and 1 or next_cost)
-      if never then
-        redis.call('ZADD', key, 'inf', member)
-        head = nil
+      if head then
+        next_turn, next_head, next_room = score, head, room_of(head)
+        local opens = opening_of(head, next_cost)
+        local never = next_cost > next_room or opens == math.huge
+        if next_room <= 0 or budget <= 0 or not never and (opens or in_use + next_cost > next_room) then break end
+        if never or line and further.park(line) then
+          budget, head = budget - 1, nil
+          if never then
+            redis.call('ZADD', key, 'inf', member)
+            if line then further.come_back(line.terms) end
+          end
+        else
+          budget = budget - next_cost
+        end
       end
     end
     if head then
@@ -126,6 +148,14 @@ while repeats do
       elseif next_f == 0 then
         queue = queue - 1
         redis.call('ZREM', key, head, is_absent and id or head)
+      elseif line then
+        if is_absent then
+          local ids, from, to, removed = { id }, 1, 1, 0
+          --@take
+          leave(ids, 1, 1)
+        else
+          further.grant(line)
+        end
       else
         -- The turn contains the permits of its tenant, which saves a count.
         local level = math.floor(score / 2 ^ (80 * class) / 4503599627370496) - 1
@@ -154,8 +184,12 @@ while repeats do
           redis.call('ZADD', key, next_f, head)
         end
         if not behind then redis.call('ZREM', key, member) end
+        if further then
+          further.forget()
+          if is_absent then further.make_up({ id }, 1, 1) end
+        end
       end
-      if next_cost > 1 and not is_absent then
+      if next_cost > 1 and not (is_absent or line) then
         local writes = {}
         for i = 2, next_cost do
           writes[#writes + 1] = next_f > 0 and next_f or 1e8
@@ -218,7 +252,9 @@ while repeats do
     if is_plain then
       redis.call('ZREM', key, unpack(lost))
     else
-      remove(lost)
+      local ids, from, to, removed = lost, 1, #lost, 0
+      --@take
+      leave(lost, 1, #lost)
       undo(lost)
     end
   end

@@ -38,10 +38,11 @@ local lease_end = now_ms + lease_ms
 --@lease
 --@queued
 --@kind
-local tenant_of, cost_of, lease_of, settle, remove, room_of, never_fits, opening_of, start, undo
+local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo
 if not is_plain then
   --@claim
   --@settle
+  --@leave
   --@room
   --@rate
 end
@@ -52,20 +53,24 @@ for i, id in ipairs(ids) do
   members[count + i] = queued .. id
 end
 for i = 1, claims and count or 0 do
-  -- The turn of its line; any that is not there without a tenant.
-  members[2 * count + i] = 't' .. (tenant_of(ids[i]) or '')
+  -- The turn of its line; any that is not there without one.
+  members[2 * count + i] = 't' .. (line_of(ids[i]) or '')
 end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local statuses, writes, left = {}, {}, {}
-local tenants, seen = {}, {}
+-- The lines to settle.
+local tenants, lines, seen = {}, {}, {}
 local replaced_holds = false
 for i, id in ipairs(ids) do
   local status, stands, proof = 0, scores[count + i], proofs[i]
   local is_void = replaced_holds
   replaced_holds = false
   local has_claim = claims and string.byte(id, -16) == 46
-  local digits, score = has_claim and tenant_of(id), has_claim and nobodys_score or plain_score
+  local score, digits, tenant = has_claim and nobodys_score or plain_score, nil, nil
+  if has_claim then digits, tenant = line_of(id) end
   local f, touched = digits and tonumber(digits, 36), not scores[i]
+  -- A place that holds changes what its tenant has in use, and not its line.
+  local is_further, holds = f and f > 16777215, false
   if scores[i] then
     status = tonumber(stands or 1)
     if digits then
@@ -97,17 +102,30 @@ for i, id in ipairs(ids) do
     if has_claim then
       -- It started in an outage, and counts from now on.
       if proof == 99999999999999 then start(id) end
-      for j = digits and 1 or 2, cost_of(id) do
-        writes[#writes + 1] = f or 1e8
-        writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
+      if is_further then
+        if not further then leave(ids, 1, 0, nil, true) end
+        further.hold(writes, id, further.terms_of(id))
+        holds = true
+      else
+        for j = digits and 1 or 2, cost_of(id) do
+          writes[#writes + 1] = f or 1e8
+          writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
+        end
       end
     end
   end
   if digits then
     score = tenants_score
-    if touched and (status > 0 or scores[i]) and not seen[digits] then
-      seen[digits] = true
-      tenants[#tenants + 1] = digits
+    if touched and (status > 0 or scores[i]) then
+      if is_further and not holds and not seen[digits] then
+        seen[digits] = true
+        lines[#lines + 1] = digits
+      end
+      -- Of a place with further limits that leaves, too.
+      if (not is_further or holds or status == 0) and tenant and not seen[tenant] then
+        seen[tenant] = true
+        tenants[#tenants + 1] = tenant
+      end
     end
   end
   statuses[i] = status
@@ -121,7 +139,12 @@ if left[1] then
   --@take
 end
 --@write
+if lines[1] and not further then leave(ids, 1, 0, nil, true) end
+if further then further.forget() end
+for _, digits in ipairs(lines) do further.settle(digits) end
 for _, digits in ipairs(tenants) do settle(digits) end
+if not (is_plain or further) then leave(ids, 1, 0) end
+if further and left[1] then further.make_up(left, 1, #left) end
 
 local all, waiting, turn, units
 --@survey

@@ -7,11 +7,12 @@
 -- permit that a node keeps was used recently. A lost message costs at most the time for which a node passes permits on
 -- without asking.
 --
--- Needs     key, node
+-- Needs     key, node; latest: the places with the latest lease ends, nil if they have to be looked up
 -- Cost      1 command, and 1 for each node, at most 128
 
 local told = { [node] = true }
-for _, id in ipairs(redis.call('ZRANGE', key, '(100000000000000', '(100000000', 'BYSCORE', 'REV', 'LIMIT', '0', '128')) do
+latest = latest or redis.call('ZRANGE', key, '(20000000000000', '(100000000', 'BYSCORE', 'REV', 'LIMIT', '0', '128')
+for _, id in ipairs(latest) do
   local to = string.match(id, '^(%w+):')
   if to and not told[to] then
     told[to] = true

@@ -30,8 +30,8 @@ if not claims then
 end
 --@queued
 local removed = 0
-if last == 6 and (not claims or string.sub(ARGV[last], -2) == '01') then
-  -- One place of one permit.
+if last == 6 and (not claims or string.sub(ARGV[last], -2) == '01' and string.byte(ARGV[last], -3) < 56) then
+  -- One place of one permit, without further limits.
   removed = redis.call('ZREM', key, ARGV[last], queued .. ARGV[last])
 else
   local ids, from, to = ARGV, 6, last
@@ -51,19 +51,17 @@ local for_all, frees = ARGV[2] == '1', true
 local counted, node = ARGV[4] == '1', ARGV[5]
 --@clock
 --@kind
-local tenant_of, cost_of, lease_of, settle, remove, room_of, never_fits, opening_of, start, undo
+local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo
 if not is_plain then
   -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   if last == 5 then redis.call('ZREM', key, '') end
   --@claim
   --@settle
+  --@leave
   --@room
   --@rate
-  if claims then
-    local ids, from, to = ARGV, 6, last
-    --@leave
-    if not turn[1] then return {} end
-  end
+  turn = leave(ARGV, 6, claims and last or 5, turn)
+  if turn and not turn[1] then return {} end
 end
 --@sweep
 if swept then waiting, turn = nil, nil end

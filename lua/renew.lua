@@ -33,10 +33,11 @@ local lease_end = now_ms + lease_ms
 -- Sweep first: a late renewal must not bring back a place whose lease has ended.
 --@queued
 --@kind
-local tenant_of, cost_of, lease_of, settle, remove, room_of, never_fits, opening_of, start, undo
+local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo
 if not is_plain then
   --@claim
   --@settle
+  --@leave
   --@room
   --@rate
 end
@@ -55,12 +56,12 @@ if not is_quiet then
 end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local statuses, writes = {}, {}
--- The tenants of waiting places.
-local tenants, turns, seen = {}, {}, {}
+-- The lines of waiting places.
+local lines, turns, seen = {}, {}, {}
 for i, id in ipairs(ids) do
   local status, stands = 0, scores[count + i]
   if scores[i] then
-    local digits, score = claims and tenant_of(id), plain_score
+    local digits, score = claims and line_of(id), plain_score
     status = tonumber(stands or 1)
     if not digits then
       if claims and string.byte(id, -16) == 46 then score = nobodys_score end
@@ -70,8 +71,8 @@ for i, id in ipairs(ids) do
         status = 1e14 + (stands + tonumber(digits, 36)) * 268435456
         if not seen[digits] then
           seen[digits] = true
-          tenants[#tenants + 1] = digits
-          turns[#tenants] = 't' .. digits
+          lines[#lines + 1] = digits
+          turns[#lines] = 't' .. digits
         end
       end
     end
@@ -94,13 +95,17 @@ elseif is_quiet and #writes == 2 * count and redis.call('ZCOUNT', key, '0', '(10
   return lease_end
 end
 
-if #tenants > 0 then
-  -- Settle stopped lines again, because the limit may have changed.
+-- Lines that are parked are looked after by further.lua.
+if not is_plain then leave(ids, 1, 0) end
+if #lines > 0 then
   turns = redis.call('ZMSCORE', key, unpack(turns))
-  for i, digits in ipairs(tenants) do
+  for i, digits in ipairs(lines) do
     if turns[i] == 'inf' then
-      settle(digits)
+      -- Settle stopped lines again, because the limit may have changed.
+      if tonumber(digits, 36) < 16777216 then settle(digits) else further.settle(digits, turns[i]) end
       turn = nil
+    elseif further and turns[i] and tonumber(turns[i]) < 0 then
+      if further.renewed(digits, turns[i]) then turn = nil end
     end
   end
 end

@@ -7,7 +7,7 @@
 --
 -- Returns   how much of its lease is left, or would be, in ms; -1 if it is not present
 -- Errors    none of its own
--- Cost      3 commands; with a tenant 5, 2 more if its tenant waits; O(log n)
+-- Cost      3 commands; with a claim 4, 2 more if its tenant waits; with further limits see further.lua; O(log n)
 -- Retry     safe
 
 local key = KEYS[1]
@@ -16,12 +16,15 @@ local id, take = ARGV[1], ARGV[2] == '1'
 --@queued
 local lease_end = redis.call('ZMSCORE', key, id)[1]
 if not lease_end then return -1 end
-local tenant_of, cost_of, lease_of, settle, remove
+local line_of, cost_of, lease_of, settle, leave, further
 --@claim
 if take then
   if string.byte(id, -16) == 46 then
     --@settle
-    remove({ id })
+    --@leave
+    local ids, from, to, removed = { id }, 1, 1, 0
+    --@take
+    leave(ids, 1, 1)
   else
     redis.call('ZREM', key, id, queued .. id)
   end

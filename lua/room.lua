@@ -18,7 +18,8 @@ function room_of(member)
     if not for_all then own_limit = tonumber(string.sub(member, -30, -24), 36) end
     own_headroom = tonumber(string.sub(member, -23, -17), 36)
   end
-  return string.byte(member, -3) ~= 48 and own_limit - own_headroom or own_limit
+  local class = string.byte(member, -3)
+  return class ~= 48 and class ~= 56 and own_limit - own_headroom or own_limit
 end
 
 function never_fits(member)

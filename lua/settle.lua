@@ -1,4 +1,4 @@
--- settle: sets a tenant's turn by its line and its permits, and takes out places.
+-- settle: sets a tenant's turn by its line and its permits.
 --
 -- A piece of the scripts, inserted where one has `--@settle`, behind `--@claim`. It creates functions; so it is inserted
 -- after the path of an uncontended call.
@@ -8,14 +8,16 @@
 -- line that stays at its level keeps its time. A line that its tenant's cap stops has +inf. The lowest turn is next; a
 -- double loses bits of the time at high levels, never of the level.
 --
--- Needs     queued, key, now; settle, remove: declared
+-- Needs     key, now; settle: declared
 -- Leaves    settle(digits, before), which returns the turn, nil for an empty line; before: the previous turn, if it is
---           known. remove(ids), which takes out places and settles their tenants
+--           known
 -- Cost      of settle: 2 commands for an empty line, else 3, or 4 if the turn changes; 1 less if `before` is known
 
 function settle(digits, before)
   local f, member = tonumber(digits, 36), 't' .. digits
-  local head = redis.call('ZRANGEBYSCORE', key, -f, 1 - f, 'LIMIT', '0', '1')[1]
+  -- Above the last line, lines are parked.
+  local to = f > 1 and 1 - f or '-0.000000003'
+  local head = redis.call('ZRANGEBYSCORE', key, -f, to, 'LIMIT', '0', '1')[1]
   if not head then
     redis.call('ZREM', key, member)
     return nil
@@ -34,17 +36,4 @@ function settle(digits, before)
   end
   if turn ~= before then redis.call('ZADD', key, turn, member) end
   return turn
-end
-
-function remove(ids)
-  local from, to, removed = 1, #ids, 0
-  --@take
-  local seen = {}
-  for _, id in ipairs(ids) do
-    local digits = tenant_of(id)
-    if digits and not seen[digits] then
-      seen[digits] = true
-      settle(digits)
-    end
-  end
 end

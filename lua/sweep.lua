@@ -2,10 +2,10 @@
 -- the call: a call sweeps and promotes at most 500 permits, beside the ids that it names. If any of the budget is left
 -- after this piece, no dead place is left.
 --
--- A piece of the scripts, inserted where one has `--@sweep`, behind `--@kind` and `--@settle`. It is no function,
+-- A piece of the scripts, inserted where one has `--@sweep`, behind `--@kind` and `--@leave`. It is no function,
 -- because creating one costs as much as a command.
 --
--- Needs     queued, key, now_ms, is_plain, earliest; remove, cost_of, unless is_plain
+-- Needs     queued, key, now_ms, is_plain, earliest; leave, cost_of, unless is_plain
 -- Leaves    swept: whether any place was taken out; earliest: the first lease end, 0 if none is left;
 --           budget: how many permits promotion may grant
 
@@ -34,7 +34,9 @@ repeat
           end
         end
       end
-      remove(dead)
+      local ids, from, to, removed = dead, 1, #dead, 0
+      --@take
+      leave(dead, 1, #dead)
     end
     swept = true
   end

@@ -5,13 +5,14 @@ use std::sync::LazyLock;
 use redis::{Cmd, Pipeline, Script};
 
 /// The pieces that several scripts share. A line that is `--@` and the name of one stands for it.
-const PIECES: [(&str, &str); 19] = [
+const PIECES: [(&str, &str); 20] = [
     ("add", include_str!("../../../lua/add.lua")),
     ("again", include_str!("../../../lua/again.lua")),
     ("answer", include_str!("../../../lua/answer.lua")),
     ("claim", include_str!("../../../lua/claim.lua")),
     ("clock", include_str!("../../../lua/clock.lua")),
     ("first_end", include_str!("../../../lua/first_end.lua")),
+    ("further", include_str!("../../../lua/further.lua")),
     ("kind", include_str!("../../../lua/kind.lua")),
     ("lease", include_str!("../../../lua/lease.lua")),
     ("leave", include_str!("../../../lua/leave.lua")),

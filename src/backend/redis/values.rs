@@ -8,13 +8,14 @@ use redis::Value;
 use crate::backend::Listing;
 use crate::error::BackendError;
 use crate::protocol::{
-    BoundRate, Claim, Grant, LINE_MAX, PlaceId, PlaceStatus, RateUsage, Reply, TICKET_MIN, Usage,
+    BoundRate, Claim, Grant, LINE_MAX, LineId, PlaceId, PlaceStatus, RateUsage, Reply, TICKET_MIN,
+    Usage,
 };
 
 /// The prefix of members that are tickets: see `lua/queued.lua`.
 const QUEUED: [u8; 52] = [b'q'; 52];
 
-/// The lowest score of a lease end of a place with a tenant: see `lua/acquire.lua`.
+/// The lowest score of a lease end of a place that stands in a line: see `lua/acquire.lua`.
 const FAIR_LEASES: u64 = 10_000_000_000_000;
 
 /// Replaces the earliest lease end if the bound on work was reached: see `lua/again.lua`.
@@ -61,7 +62,7 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     let mut places: Vec<Place> = Vec::with_capacity(leases.len() / 2);
     for (id, lease_end) in pairs(leases) {
         let id = place(id)?;
-        let above = if id.tenant().is_some() { FAIR_LEASES } else { 0 };
+        let above = if id.line().is_some() { FAIR_LEASES } else { 0 };
         places.push((id, number(lease_end)?.checked_sub(above)?, None));
     }
     let index: HashMap<_, _> = places.iter().enumerate().map(|(i, place)| (place.0, i)).collect();
@@ -100,7 +101,7 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     Some(Listing { now, in_use, waiting, places, rate })
 }
 
-/// Returns the ticket of a place in a tenant's line from its score, -f + k·2⁻²⁸. A held place has the score f.
+/// Returns the ticket of a place in a line from its score, -l + k·2⁻²⁸. That of a held place is not negative.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -111,7 +112,8 @@ fn ticket_in_line(claim: Claim, score: &Value) -> Option<Option<u64>> {
         Value::BulkString(text) => std::str::from_utf8(text).ok()?.parse().ok()?,
         _ => return None,
     };
-    let k = (score + f64::from(claim.tenant().number())) * (LINE_MAX + 1) as f64;
+    let line = claim.line().map_or(0, LineId::number);
+    let k = (score + f64::from(line)) * (LINE_MAX + 1) as f64;
     Some((score < 0.0).then_some(TICKET_MIN + k.clamp(0.0, LINE_MAX as f64) as u64))
 }
 
@@ -127,7 +129,10 @@ pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
         Value::Int(-2) => Some(PlaceStatus::QueueFull),
         Value::Int(-3) => Some(PlaceStatus::TenantFull),
         Value::Int(-4) => Some(PlaceStatus::NeverFits),
-        Value::Int(below) if *below < -5 => Some(PlaceStatus::NoStart(below.unsigned_abs() - 5)),
+        Value::Int(-5) => Some(PlaceStatus::LimitFull(0)),
+        Value::Int(-6) => Some(PlaceStatus::LimitFull(1)),
+        Value::Int(-7) => Some(PlaceStatus::LimitFull(2)),
+        Value::Int(below) if *below < -7 => Some(PlaceStatus::NoStart(below.unsigned_abs() - 7)),
         value => number(value).filter(|ticket| *ticket >= TICKET_MIN).map(PlaceStatus::Waiting),
     }
 }
@@ -161,8 +166,39 @@ mod tests {
 
     use std::time::Duration;
 
-    use super::{Listing, listing};
-    use crate::protocol::{BoundRate, Claim, PlaceId, RateUsage, TICKET_MIN, Tenant};
+    use super::{Listing, listing, status};
+    use crate::protocol::{
+        BoundRate, Claim, FurtherLimit, PlaceId, PlaceStatus, RateUsage, TICKET_MIN, Tenant,
+    };
+
+    #[test]
+    fn a_refusal_tells_which_limit_is_full() {
+        let told = |code| status(&Value::Int(code));
+        let full = [-5, -6, -7].map(told);
+        assert_eq!(full, [0, 1, 2].map(|index| Some(PlaceStatus::LimitFull(index))));
+        assert_eq!([-4, -3].map(told), [PlaceStatus::NeverFits, PlaceStatus::TenantFull].map(Some));
+        assert_eq!(told(-8), Some(PlaceStatus::NoStart(1)));
+    }
+
+    #[test]
+    fn a_place_with_further_limits_has_the_ticket_of_its_line() {
+        let claim = Claim::without_tenant().also(FurtherLimit::of_hash(34, 20));
+        let line = claim.line().unwrap().number();
+        let [waits, holds] = [1, 2].map(|n| PlaceId { n, claim: Some(claim), ..PlaceId::FIRST });
+        let text = |text: String| Value::BulkString(text.into_bytes());
+        let mut items = [1_795_169_853_126_543, 1, 1, 2, 0, 0, 0, 0].map(Value::Int).to_vec();
+        for id in [waits, holds] {
+            items.extend([text(id.to_string()), text("11795169853127".to_owned())]);
+        }
+        let score = 7.0 / f64::from(1 << 28) - f64::from(line);
+        for (id, score) in [(waits, score), (holds, 1e8)] {
+            items.extend([text(format!("{}{id}", "q".repeat(52))), text(score.to_string())]);
+        }
+        let listing = listing(&items, 10).unwrap();
+        let end = 1_795_169_853_127;
+        assert_eq!(listing.places, [(waits, end, Some(TICKET_MIN + 7)), (holds, end, None)]);
+        assert_eq!((listing.in_use, listing.waiting), (1, 1));
+    }
 
     #[test]
     fn places_of_tenants_are_listed_among_the_others() {

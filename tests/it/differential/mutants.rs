@@ -104,7 +104,7 @@ const MUTANTS: [(&str, &str, &str); 88] = [
     ("acquire", "      --@recall\n", ""),
     (
         "acquire",
-        "queue + (is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '(0')) == 0",
+        "queue + (is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '-0.000000003')) == 0",
         "true",
     ),
     ("acquire", "    if status >= 1e14 then\n      --@recall", "    if true then\n      --@recall"),
@@ -128,7 +128,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 9] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 84] = [
     ("acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
@@ -137,7 +137,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
         "id)\n        end\n        -- As",
     ),
     ("release", "'ZREM', key, ARGV[last], queued .. ARGV[last])", "'ZREM', key, ARGV[last])"),
-    ("take", "for share = 2, tonumber(string.sub(id, -2), 36) do", "for share = 2, 1 do"),
+    ("take", "for share = 2, cost do", "for share = 2, 1 do"),
     // Nothing is settled; it is settled where it was; at a level of another kind.
     ("settle", "  if turn ~= before then", "  if false then"),
     ("settle", "    if before < start * factor or", "    if true or"),
@@ -152,17 +152,18 @@ const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
         "if true then",
     ),
     ("settle", "    redis.call('ZREM', key, member)\n", ""),
-    ("settle", "      settle(digits)\n", ""),
+    ("sweep", "      leave(dead, 1, #dead)\n", ""),
+    ("promote", "      leave(lost, 1, #lost)\n", ""),
     ("settle", " * 64 / tonumber(string.sub(head, -10, -9), 36)", " * 64"),
     (
         "leave",
-        "local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])",
-        "local own_turn, first = tonumber(turns[i]), tonumber(turn[2])",
+        "local own_turn, first = settle(digits, turns[i]), turn",
+        "local own_turn, first = tonumber(turns[i]), turn",
     ),
     ("leave", "  if unknown then", "  if false then"),
     ("leave", "(members[i] == turn[1]) ~= (own_turn == first)", "own_turn == first"),
     ("leave", "if own_turn and own_turn < first then", "if false then"),
-    ("acquire", "if byte(terms, 6) ~= 48 then room", "if false then room"),
+    ("acquire", "if byte(terms, 6) ~= 48 and", "if false and"),
     (
         "acquire",
         "if has[digits] + (of_call[digits] or 0) + cost > each then",
@@ -205,12 +206,12 @@ const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
         "if own_turn and leads and (digits or",
         "if own_turn and leads and (not digits and",
     ),
-    ("acquire", "if is_last or turns[digits] < math.huge then", "if is_last then"),
+    ("acquire", "is_changed = is_last or turns[digits] < math.huge", "is_changed = is_last"),
     ("acquire", "if is_last or is_stopped and not seen[digits] then", "if is_last then"),
     (
         "acquire",
-        "if is_last or turns[digits] < math.huge then",
-        "if turns[digits] == math.huge then",
+        "is_changed = is_last or turns[digits] < math.huge",
+        "is_changed = turns[digits] == math.huge",
     ),
     ("acquire", "k = math.min(math.max(k, tail + 1), 268435455)", "k = k + 1"),
     (
@@ -218,11 +219,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
         "in_use + next_cost > next_room) then break end",
         "in_use >= next_room) then break end",
     ),
-    (
-        "room",
-        "string.byte(member, -3) ~= 48 and own_limit - own_headroom or own_limit",
-        "own_limit",
-    ),
+    ("room", "class ~= 48 and class ~= 56 and own_limit - own_headroom or own_limit", "own_limit"),
     (
         "room",
         "    if for_all or string.byte(member, -8) ~= 45",
@@ -246,7 +243,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
     ("renew", "if turns[i] == 'inf' then", "if false then"),
     ("reassert", "for _, digits in ipairs(tenants) do settle(digits) end", ""),
     ("reassert", "(status > 0 or scores[i])", "status > 0"),
-    ("revoke", "remove({ id })", "redis.call('ZREM', key, id, queued .. id)"),
+    ("revoke", "    leave(ids, 1, 1)\n", ""),
     ("first_end", "from = '10000000000000'\n", "from = nil\n"),
     ("first_end", "from = '1000000000000'\n", "from = nil\n"),
     // Places with a cost and no tenant.
@@ -269,7 +266,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
     ("claim", "score * 1000)", "score)"),
     ("reassert", "digits and 1 or 2, cost_of", "digits and 1 or 3, cost_of"),
     ("renew", "== 46 then score = nobodys_score end", "== 0 then score = nobodys_score end"),
-    ("claim", "return tenant_of(id) and sub", "return sub"),
+    ("claim", "return line_of(id) and sub", "return sub"),
     ("sweep", "{ now_ms / 1000,", "{ 0,"),
     ("inspect", "nobodys[i + 1] * 1000)", "nobodys[i + 1])"),
     ("renew", "and redis.call('ZCOUNT', key, '0', '(10000000000000') <= limit then", "then"),
@@ -277,21 +274,26 @@ const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
     ("acquire", "is_first = ARGV[10] == '1' and", "is_first ="),
     (
         "acquire",
-        "queue + (is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '(0')) == 0",
+        "queue + (is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '-0.000000003')) == 0",
         "queue == 0",
     ),
     (
         "acquire",
-        "queue + (is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '(0')) == 0",
-        "(is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '(0')) == 0",
+        "queue + (is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '-0.000000003')) == 0",
+        "(is_plain and 0 or redis.call('ZCOUNT', key, '-33554432', '-0.000000003')) == 0",
     ),
     ("acquire", "    if status >= 1e14 then\n      --@recall", "    if true then\n      --@recall"),
-    ("recall", "'(100000000000000'", "'(10000000000000'"),
+    ("recall", "'(20000000000000'", "'(10000000000000'"),
 ];
 
 /// The same for the bound on work.
-const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 7] = [
-    ("promote", "    budget = budget - (never and 1 or next_cost)\n", ""),
+const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 8] = [
+    ("promote", "          budget = budget - next_cost\n", ""),
+    (
+        "promote",
+        "budget, head = budget - 1, nil\n          if never",
+        "head = nil\n          if never",
+    ),
     ("promote", "            budget = budget - 4\n", ""),
     ("promote", "or budget <= 0 or", "or"),
     ("sweep", "              budget = budget - cost_of(id)\n", ""),
@@ -328,11 +330,11 @@ const RATE_MUTANTS: [(&str, &str, &str); 40] = [
         "local level = math.floor(units * 64 / (digits and",
         "local level = math.floor(units * 63 / (digits and",
     ),
-    ("acquire", "cost > each or opens == math.huge then", "cost > each then"),
+    ("acquire", "full == -4 or opens == math.huge then", "full == -4 then"),
     ("acquire", "(digits or not never_fits(id)) then", "true then"),
     ("acquire", "elseif opens and in_use + cost <= room then", "elseif opens then"),
-    ("acquire", "if refused == -1 or refused < -5 then", "if refused == -1 then"),
-    ("acquire", "refused = -5 - math.ceil((opens - now) / 1000)", "refused = -6"),
+    ("acquire", "(refused == -1 or refused < -7) then", "refused == -1 then"),
+    ("acquire", "refused = -7 - math.ceil((opens - now) / 1000)", "refused = -8"),
     ("acquire", "(next_turn or has_claim))", "next_turn)"),
     ("room", "or at ~= nil and tonumber", "or false and tonumber"),
     ("acquire", " and not (is_rated and opening_of(id, all - units)) then", " then"),
@@ -342,7 +344,7 @@ const RATE_MUTANTS: [(&str, &str, &str); 40] = [
     ("reassert", "if proof == 99999999999999 then start", "if digits and proof > 9e13 then start"),
     ("acquire", "or 0) >= -33554432 then", "or 0) >= -1e99 then"),
     ("acquire", " or ttl < kept_ms + 1 then", " then"),
-    ("answer", "'-33554432', '(0'", "'-inf', '(0'"),
+    ("answer", "'-33554432', '-0", "'-inf', '-0"),
     ("again", "    call_again = -math.ceil", "    call_again = 0 * math.ceil"),
     ("inspect", "local at = starts == 0 and", "local at ="),
     (

@@ -19,13 +19,14 @@ pub(crate) const SCRIPTS: [(&str, &str); 10] = files![
     "revoke",
 ];
 
-pub(crate) const PIECES: [(&str, &str); 19] = files![
+pub(crate) const PIECES: [(&str, &str); 20] = files![
     "add",
     "again",
     "answer",
     "claim",
     "clock",
     "first_end",
+    "further",
     "kind",
     "lease",
     "leave",

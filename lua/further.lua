@@ -1,0 +1,393 @@
+-- further: lines of places that have further limits, and what keeps them in order.
+--
+-- A piece of the scripts, inserted where one has `--@further`. It creates functions; so it is inserted where such lines
+-- are in the set, or such places among the newcomers.
+--
+-- Such a line waits for its turn as those of tenants do. If one of its limits is full when its turn comes, or an
+-- earlier line waits there for more room, it parks there: its `t` gets a score of that spot. When a place leaves, or a
+-- line does not wait for its turn any more, the first line that is parked at each of its limits comes back, if there is
+-- room for its head. While permits are granted, limits only lose room: so lines do not go to and fro.
+--
+-- The spot of a tenant's cap is f, that of a further limit 2^24 + g. The score of a line that is parked is
+--   -(2^52 + (spot % 2^16) * 2^36 + 2^36 - 1 - code) * 2^(floor(spot / 2^16) - 600)
+-- so that the scores of one spot are one range, between the lines and 0, with the lowest code first. The code is
+-- class * 2^33 + level * 2^24 + time: a short form of the turn; the level in 5 bits of exponent and 4 of mantissa, the
+-- time in 1/8 ms, modulo 2^24. The turn of a line without a tenant is the arrival of its head.
+--
+-- Needs     queued, key, now, now_ms, settle; further: declared
+-- Leaves    further: a table of functions. They keep what they have read until `forget`: the caller calls that once
+--           places hold or leave, or lines park, by other commands than these
+-- Cost      of settle: as of settle.lua, 1 command more to end a line; of the return of a line: 1 command if none is
+--           parked there, 3 or 4 if one is, 1 more if it comes back
+
+further = {}
+-- By spot: the permits in use; which line is parked first (-spot); whether there is no room for its head (spot + 0.5).
+local memo = {}
+-- The line of the last grant, and its next place.
+local rest = nil
+local byte, sub, find, match, format = string.byte, string.sub, string.find, string.match, string.format
+local floor, frexp, ldexp = math.floor, math.frexp, math.ldexp
+
+-- What the end of an id says: its limits, by spot and cap in the order in which they are examined; the first of them is
+-- its tenant's own cap if `own` is 1. Places of a line say the same.
+local known = {}
+local function terms_of(member)
+  local at = find(member, '+', 13, true)
+  local text = sub(member, at)
+  if known[text] then return known[text] end
+  local f, weight, each, class, cost = match(member, '^(.....)(..)(.....)(.)(..)', -15)
+  f, each = tonumber(f, 36), tonumber(each, 36)
+  local spots, caps, own = { nil, nil, nil, nil }, { nil, nil, nil, nil }, 0
+  if each > 0 then
+    spots[1], caps[1], own = f, each, 1
+  end
+  local count = own
+  for i = at + 6, #member - (byte(member, -31) == 45 and 31 or 16), 10 do
+    count = count + 1
+    spots[count], caps[count] = 16777216 + tonumber(sub(member, i, i + 4), 36), tonumber(sub(member, i + 5, i + 9), 36)
+  end
+  local terms = { f = f, weight = tonumber(weight, 36), class = tonumber(class, 36) % 8, cost = tonumber(cost, 36),
+    spots = spots, caps = caps, own = own }
+  known[text] = terms
+  return terms
+end
+further.terms_of = terms_of
+
+function further.forget() memo, rest = {}, nil end
+
+-- The score of permits in use under the limit of a spot. As text it costs less than a number.
+local function share_of(spot)
+  return spot < 16777216 and format('%d', spot) or '5' .. format('%013d', spot - 16777216)
+end
+
+local function used(spot)
+  local count = memo[spot]
+  if not count then
+    local share = share_of(spot)
+    count = redis.call('ZCOUNT', key, share, share)
+    memo[spot] = count
+  end
+  return count
+end
+
+-- The first places of a line: members and scores.
+local function places_of(line, most)
+  return redis.call('ZRANGEBYSCORE', key, format('-%d', line), format('-%d', line - 1), 'WITHSCORES', 'LIMIT', '0', most)
+end
+
+-- The permits by which a place is compared: without a tenant, none.
+local function units_of(terms) return terms.f > 0 and used(terms.f) or 0 end
+
+-- Spot and code of a line that is parked.
+local function parts_of(score)
+  local mantissa, exponent = frexp(-score)
+  mantissa = mantissa * 9007199254740992 - 4503599627370496
+  local spot = (exponent + 547) * 65536 + floor(mantissa / 68719476736)
+  return spot, 68719476735 - mantissa % 68719476736
+end
+
+-- The line that is parked first at a spot, and its code; nil: none is.
+local function first_at(spot)
+  local first = memo[-spot]
+  if not first then
+    local from = -ldexp(4503668346847231 + spot % 65536 * 68719476736, floor(spot / 65536) - 600)
+    first = redis.call('ZRANGEBYSCORE', key, from, '0', 'WITHSCORES', 'LIMIT', '0', '1')
+    local at, code = nil, nil
+    if first[1] and byte(first[1]) == 116 then at, code = parts_of(first[2]) end
+    first = at == spot and { first[1], code } or {}
+    memo[-spot] = first
+  end
+  return first[1], first[2]
+end
+
+-- Class and level of a code.
+local function rank_of(class, units, weight)
+  local level = floor(units * 64 / weight)
+  if level >= 16 then
+    local mantissa, exponent = frexp(level)
+    level = math.min((exponent - 5) * 16 + floor(mantissa * 32), 511)
+  end
+  return class * 512 + level
+end
+
+local function time_of(since) return floor(since / 125) % 16777216 end
+
+local function parked_at(spot, rank, time)
+  local mantissa = 4503599627370496 + spot % 65536 * 68719476736 + 68719476735 - rank * 16777216 - time
+  return -ldexp(mantissa, floor(spot / 65536) - 600)
+end
+
+local function turn_at(class, units, weight, since)
+  return ((floor(units * 64 / weight) + 1) * 4503599627370496 + since) * 2 ^ (80 * class)
+end
+
+local function is_at(turn, class, units, weight)
+  local start, factor = (floor(units * 64 / weight) + 1) * 4503599627370496, 2 ^ (80 * class)
+  return turn >= start * factor and turn < (start + 4503599627370496) * factor
+end
+
+local function class_of(turn)
+  local _, exponent = frexp(turn)
+  return floor((exponent - 53) / 80)
+end
+
+-- The turn of a line with this head. It keeps its time if it was at the same class and level before.
+local function turn_of(head, score, line, before)
+  local terms = terms_of(head)
+  if terms.f == 0 then
+    local ago = (now_ms - (score + line) * 268435456 + 1) % 134217728
+    if ago >= 67108864 then ago = ago - 134217728 end
+    return 4503599627370496 + math.max(now_ms - ago, 0) * 1000
+  end
+  local units = units_of(terms)
+  if is_at(before, terms.class, units, terms.weight) then return before end
+  return turn_at(terms.class, units, terms.weight, now)
+end
+
+local function end_line(digits)
+  redis.call('ZREM', key, 't' .. digits, 'x' .. digits)
+  if redis.call('ZCOUNT', key, '20000000000000', '20000016777216') == 0 then redis.call('ZREM', key, 'x') end
+end
+
+-- Settles a line with these digits, which has the turn `before`, or is parked. A parked line stays where it is. Returns
+-- the turn; nil for an empty line.
+function further.settle(digits, before)
+  local line = tonumber(digits, 36)
+  local head = places_of(line, '1')
+  if not head[1] then
+    end_line(digits)
+    return nil
+  end
+  before = tonumber(before or redis.call('ZMSCORE', key, 't' .. digits)[1] or 0)
+  if before < 0 then return before end
+  local turn = turn_of(head[1], head[2], line, before)
+  if before == 0 then
+    local tenants = 20000000000000 + tonumber(sub(head[1], -15, -11), 36)
+    redis.call('ZADD', key, turn, 't' .. digits, tenants, 'x' .. digits, 'inf', 'x')
+  elseif turn ~= before then
+    redis.call('ZADD', key, turn, 't' .. digits)
+  end
+  return turn
+end
+
+-- The first line that is parked at a spot comes back among the turns, if there is room for its head. One whose tenant got
+-- permits since is parked there anew, and the next one is the first.
+local function come_back(spot)
+  if memo[spot + 0.5] then return end
+  local is_back, passed = false, 0
+  while not is_back do
+    local member, code = first_at(spot)
+    if not member then return end
+    local line = tonumber(sub(member, 2), 36)
+    local head = places_of(line, '1')
+    if not head[1] then return end
+    local terms = terms_of(head[1])
+    for i, cap in ipairs(terms.caps) do
+      if terms.spots[i] == spot and used(spot) + terms.cost > cap then
+        memo[spot + 0.5] = true
+        return
+      end
+    end
+    local anew = nil
+    if terms.f == 0 then
+      anew, is_back = turn_of(head[1], head[2], line, 0), true
+    else
+      local units = used(terms.f)
+      local was, rank = floor(code / 16777216), rank_of(terms.class, units, terms.weight)
+      if was < rank and passed < 16 then
+        anew, passed = parked_at(spot, rank, time_of(now)), passed + 1
+      else
+        local steps = floor(now / 125)
+        local since = was == rank and (steps - (steps - code) % 16777216) * 125 or now
+        anew, is_back = turn_at(terms.class, units, terms.weight, since), true
+      end
+    end
+    redis.call('ZADD', key, anew, member)
+    memo[-spot] = nil
+  end
+end
+
+-- The same at each limit of a place.
+local function come_back_all(terms)
+  if terms.f > 0 then come_back(terms.f) end
+  for i = terms.own + 1, #terms.spots do come_back(terms.spots[i]) end
+end
+further.come_back = come_back_all
+
+local function add(spots, spot)
+  if not spots[-spot] then
+    spots[-spot] = true
+    spots[#spots + 1] = spot
+  end
+end
+
+-- Lines of a tenant, a place of which left: those at another level get their turns anew. Adds the spots of those
+-- that are parked.
+local function retime(f, weight, spots)
+  local tenants = 20000000000000 + f
+  local lines = redis.call('ZRANGEBYSCORE', key, tenants, tenants, 'LIMIT', '0', '17')
+  if #lines == 17 then
+    local count = redis.call('ZCOUNT', key, tenants, tenants)
+    lines = redis.call('ZRANGEBYSCORE', key, tenants, tenants, 'LIMIT', math.min(now % count, count - 16), '16')
+  end
+  if not lines[1] then return end
+  for i, member in ipairs(lines) do lines[i] = 't' .. sub(member, 2) end
+  local units, writes = used(f), {}
+  for i, score in ipairs(redis.call('ZMSCORE', key, unpack(lines))) do
+    local turn, anew = tonumber(score or 'inf'), nil
+    if turn < 0 then
+      local spot, code = parts_of(turn)
+      local rank = rank_of(floor(code / 8589934592), units, weight)
+      if floor(code / 16777216) ~= rank then
+        anew = parked_at(spot, rank, time_of(now))
+        memo[-spot] = nil
+        add(spots, spot)
+      end
+    elseif turn < math.huge and not is_at(turn, class_of(turn), units, weight) then
+      anew = turn_at(class_of(turn), units, weight, now)
+    end
+    if anew then
+      writes[#writes + 1] = anew
+      writes[#writes + 1] = lines[i]
+    end
+  end
+  if writes[1] then redis.call('ZADD', key, unpack(writes)) end
+end
+
+-- After the places from ids[from] to ids[to] have left and all lines are settled: what waits for that comes back.
+function further.make_up(ids, from, to)
+  local tenants, spots = {}, {}
+  for i = from, to do
+    local id = ids[i]
+    local f = byte(id, -16) == 46 and tonumber(sub(id, -15, -11), 36) or 0
+    if f > 0 and not tenants[f] then
+      tenants[f] = true
+      retime(f, tonumber(sub(id, -10, -9), 36), spots)
+    end
+  end
+  for i = from, to do
+    local id = ids[i]
+    if byte(id, -16) == 46 then
+      local f = tonumber(sub(id, -15, -11), 36)
+      if f > 0 then add(spots, f) end
+      if byte(id, -3) > 55 then
+        local terms = terms_of(id)
+        for j = terms.own + 1, #terms.spots do add(spots, terms.spots[j]) end
+      end
+    end
+  end
+  for _, spot in ipairs(spots) do come_back(spot) end
+end
+
+-- The spot of the limit that keeps a place back which has been at its level for so long, and the score of a line that
+-- parks there with it; nil: none does.
+local function kept_at(terms, since)
+  local rank, time = rank_of(terms.class, units_of(terms), terms.weight), time_of(since)
+  for i, spot in ipairs(terms.spots) do
+    local is_kept = used(spot) + terms.cost > terms.caps[i]
+    if not is_kept then
+      local _, code = first_at(spot)
+      is_kept = code and code < rank * 16777216 + time
+    end
+    if is_kept then return spot, parked_at(spot, rank, time) end
+  end
+  return nil
+end
+further.kept_at = kept_at
+
+-- The status with which a further limit refuses a place; nil: none does.
+function further.refused(terms)
+  local full = nil
+  for i = #terms.spots, terms.own + 1, -1 do
+    if terms.cost > terms.caps[i] then return -4 end
+    if used(terms.spots[i]) + terms.cost > terms.caps[i] then full = terms.own - 4 - i end
+  end
+  return full
+end
+
+-- Adds the members with which a place holds.
+function further.hold(writes, id, terms)
+  local share = terms.f > 0 and share_of(terms.f) or '100000000'
+  for i = terms.own, #terms.spots do
+    local kind = queued
+    if i > terms.own then
+      kind, share = string.char(96 + i - terms.own), share_of(terms.spots[i])
+    end
+    for j = 1, terms.cost do
+      writes[#writes + 1] = share
+      writes[#writes + 1] = (j > 1 and j or '') .. kind .. id
+    end
+  end
+end
+
+-- Whether the first place of a line has no tenant.
+function further.is_nobodys(member)
+  local line = tonumber(sub(member, 2), 36)
+  if line < 16777216 then return false end
+  return sub(places_of(line, '1')[1], -15, -11) == '00000'
+end
+
+-- Reads the line whose turn has come. Returns nil if it gives the line its turn anew, because its tenant got permits by
+-- other lines since; so it does if `may_change`.
+function further.read(member, score, may_change)
+  local line = tonumber(sub(member, 2), 36)
+  local places = rest and rest.member == member and rest or places_of(line, '2')
+  local terms = terms_of(places[1])
+  if may_change and terms.f > 0 then
+    local units = used(terms.f)
+    if score < turn_at(terms.class, units, terms.weight, 0) then
+      redis.call('ZADD', key, turn_at(terms.class, units, terms.weight, now), member)
+      return nil
+    end
+  end
+  return { member = member, score = score, line = line, places = places, terms = terms }
+end
+
+-- Parks the line, if one of its limits keeps it back. Returns whether it did.
+function further.park(line)
+  local since = ldexp(line.score, -80 * class_of(line.score)) % 4503599627370496
+  local spot, score = kept_at(line.terms, since)
+  if not spot then return false end
+  redis.call('ZADD', key, score, line.member)
+  memo[-spot] = nil
+  come_back_all(line.terms)
+  return true
+end
+
+-- Gives the first place of the line its permits, and the line its next turn.
+function further.grant(line)
+  local terms, places, writes = line.terms, line.places, {}
+  if places == rest then
+    places = places_of(line.line, '2')
+  end
+  further.hold(writes, sub(places[1], #queued + 1), terms)
+  if terms.f > 0 then memo[terms.f] = used(terms.f) + terms.cost end
+  for i = terms.own + 1, #terms.spots do memo[terms.spots[i]] = used(terms.spots[i]) + terms.cost end
+  rest = places[3] and { places[3], places[4], member = line.member }
+  if rest then
+    writes[#writes + 1] = turn_of(rest[1], rest[2], line.line, line.score)
+    writes[#writes + 1] = line.member
+  end
+  redis.call('ZADD', key, unpack(writes))
+  if not rest then end_line(sub(line.member, 2)) end
+  if terms.f > 0 then
+    local digits = sub(places[1], -15, -11)
+    local turn = redis.call('ZMSCORE', key, 't' .. digits)[1]
+    if turn then settle(digits, turn) end
+  end
+  come_back_all(terms)
+end
+
+-- A place of a line was renewed that is parked with this score. If its time is ahead of the present, because that began
+-- again or the clock stepped back, the line would be last for long: now it is the first of its level. Returns whether it
+-- was so.
+function further.renewed(digits, score)
+  local spot, code = parts_of(score)
+  if code % 16777216 <= time_of(now) then return false end
+  -- It may have come back by the renewal of another place.
+  if tonumber(redis.call('ZMSCORE', key, 't' .. digits)[1]) < 0 then
+    redis.call('ZADD', key, parked_at(spot, floor(code / 16777216), 0), 't' .. digits)
+    come_back(spot)
+  end
+  return true
+end
