@@ -70,9 +70,9 @@ local function used(spot)
   return count
 end
 
--- The first places of a line: members and scores.
+-- The first places of a line.
 local function places_of(line, most)
-  return redis.call('ZRANGEBYSCORE', key, format('-%d', line), format('-%d', line - 1), 'WITHSCORES', 'LIMIT', '0', most)
+  return redis.call('ZRANGEBYSCORE', key, format('-%d', line), format('-%d', line - 1), 'LIMIT', '0', most)
 end
 
 -- The permits by which a place is compared: without a tenant, none.
@@ -132,9 +132,10 @@ local function class_of(turn)
 end
 
 -- The turn of a line with this head. It keeps its time if it was at the same class and level before.
-local function turn_of(head, score, line, before)
+local function turn_of(head, line, before)
   local terms = terms_of(head)
   if terms.f == 0 then
+    local score = redis.call('ZMSCORE', key, head)[1]
     local ago = (now_ms - (score + line) * 268435456 + 1) % 134217728
     if ago >= 67108864 then ago = ago - 134217728 end
     return 4503599627370496 + math.max(now_ms - ago, 0) * 1000
@@ -153,16 +154,16 @@ end
 -- the turn; nil for an empty line.
 function further.settle(digits, before)
   local line = tonumber(digits, 36)
-  local head = places_of(line, '1')
-  if not head[1] then
+  local head = places_of(line, '1')[1]
+  if not head then
     end_line(digits)
     return nil
   end
   before = tonumber(before or redis.call('ZMSCORE', key, 't' .. digits)[1] or 0)
   if before < 0 then return before end
-  local turn = turn_of(head[1], head[2], line, before)
+  local turn = turn_of(head, line, before)
   if before == 0 then
-    local tenants = 20000000000000 + tonumber(sub(head[1], -15, -11), 36)
+    local tenants = 20000000000000 + tonumber(sub(head, -15, -11), 36)
     redis.call('ZADD', key, turn, 't' .. digits, tenants, 'x' .. digits, 'inf', 'x')
   elseif turn ~= before then
     redis.call('ZADD', key, turn, 't' .. digits)
@@ -170,27 +171,27 @@ function further.settle(digits, before)
   return turn
 end
 
--- The first line that is parked at a spot comes back among the turns, if there is room for its head. One whose tenant got
--- permits since is parked there anew, and the next one is the first.
+-- The first line that is parked at a spot comes back among the turns, if there is room for its head. One whose tenant
+-- got permits since is parked there anew, and the next one is the first. Returns whether one came back.
 local function come_back(spot)
-  if memo[spot + 0.5] then return end
+  if memo[spot + 0.5] then return false end
   local is_back, passed = false, 0
   while not is_back do
     local member, code = first_at(spot)
-    if not member then return end
+    if not member then return false end
     local line = tonumber(sub(member, 2), 36)
-    local head = places_of(line, '1')
-    if not head[1] then return end
-    local terms = terms_of(head[1])
+    local head = places_of(line, '1')[1]
+    if not head then return false end
+    local terms = terms_of(head)
     for i, cap in ipairs(terms.caps) do
       if terms.spots[i] == spot and used(spot) + terms.cost > cap then
         memo[spot + 0.5] = true
-        return
+        return false
       end
     end
     local anew = nil
     if terms.f == 0 then
-      anew, is_back = turn_of(head[1], head[2], line, 0), true
+      anew, is_back = turn_of(head, line, 0), true
     else
       local units = used(terms.f)
       local was, rank = floor(code / 16777216), rank_of(terms.class, units, terms.weight)
@@ -205,12 +206,14 @@ local function come_back(spot)
     redis.call('ZADD', key, anew, member)
     memo[-spot] = nil
   end
+  return true
 end
 
 -- The same at each limit of a place.
 local function come_back_all(terms)
-  if terms.f > 0 then come_back(terms.f) end
-  for i = terms.own + 1, #terms.spots do come_back(terms.spots[i]) end
+  local is_back = terms.f > 0 and come_back(terms.f)
+  for i = terms.own + 1, #terms.spots do is_back = come_back(terms.spots[i]) or is_back end
+  return is_back
 end
 further.come_back = come_back_all
 
@@ -343,15 +346,14 @@ function further.read(member, score, may_change)
   return { member = member, score = score, line = line, places = places, terms = terms }
 end
 
--- Parks the line, if one of its limits keeps it back. Returns whether it did.
+-- Parks the line, if one of its limits keeps it back. Returns whether it did, and whether another came back.
 function further.park(line)
   local since = ldexp(line.score, -80 * class_of(line.score)) % 4503599627370496
   local spot, score = kept_at(line.terms, since)
   if not spot then return false end
   redis.call('ZADD', key, score, line.member)
   memo[-spot] = nil
-  come_back_all(line.terms)
-  return true
+  return true, come_back_all(line.terms)
 end
 
 -- Gives the first place of the line its permits, and the line its next turn.
@@ -363,9 +365,9 @@ function further.grant(line)
   further.hold(writes, sub(places[1], #queued + 1), terms)
   if terms.f > 0 then memo[terms.f] = used(terms.f) + terms.cost end
   for i = terms.own + 1, #terms.spots do memo[terms.spots[i]] = used(terms.spots[i]) + terms.cost end
-  rest = places[3] and { places[3], places[4], member = line.member }
+  rest = places[2] and { places[2], member = line.member }
   if rest then
-    writes[#writes + 1] = turn_of(rest[1], rest[2], line.line, line.score)
+    writes[#writes + 1] = turn_of(rest[1], line.line, line.score)
     writes[#writes + 1] = line.member
   end
   redis.call('ZADD', key, unpack(writes))

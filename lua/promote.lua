@@ -82,8 +82,10 @@ while repeats do
       at, passed = at + 1, passed + 1
       queue, budget = queue - 1, budget - 1
     else
+      local second = nil
       if not turn then
-        turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+        turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', further and '2' or '1')
+        second = further and { turn[3], turn[4] }
       end
       member, score = turn[1], tonumber(turn[2] or 'inf')
       turn, next_turn = nil, nil
@@ -124,11 +126,15 @@ while repeats do
         local opens = opening_of(head, next_cost)
         local never = next_cost > next_room or opens == math.huge
         if next_room <= 0 or budget <= 0 or not never and (opens or in_use + next_cost > next_room) then break end
-        if never or line and further.park(line) then
+        local parks, is_back = false, false
+        if line and not never then parks, is_back = further.park(line) end
+        if never or parks then
           budget, head = budget - 1, nil
           if never then
             redis.call('ZADD', key, 'inf', member)
             if line then further.come_back(line.terms) end
+          elseif not is_back and queue == 0 then
+            turn = second
           end
         else
           budget = budget - next_cost
