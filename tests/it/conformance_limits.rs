@@ -181,7 +181,7 @@ async fn without_a_common_limit_the_others_count(fleet: &impl Fleet) {
     let refused = two.acquire(by("b", "/chat"), &now).await.unwrap_err();
     assert!(matches!(&refused, AcquireError::Rejected(of) if of.limit_name() == Some("route")));
     drop(two.acquire(by("b", "/other"), &now).await.unwrap());
-    drop(held);
+    held.release().await.unwrap();
     drop(two.acquire(by("b", "/chat"), &now).await.unwrap());
     nothing_left(fleet).await;
 }
