@@ -84,7 +84,9 @@ while repeats do
     else
       local second = nil
       if not turn then
-        turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', further and '2' or '1')
+        local count = further and '2' or '1'
+        turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', count)
+        -- Of use only if the first line parks.
         second = further and { turn[3], turn[4] }
       end
       member, score = turn[1], tonumber(turn[2] or 'inf')

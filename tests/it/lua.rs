@@ -578,6 +578,43 @@ fn calls_of_tenants_cost_what_the_headers_say() {
     assert!(release <= 14, "{release}");
 }
 
+#[test]
+fn calls_with_further_limits_cost_what_the_headers_say() {
+    let server = TestRedis::start();
+    let node = "00000000001";
+    // Under one limit more each.
+    let limits = ["0000700002", "0000800002", "0000900001"];
+    let id = |n: &str, count: usize, each: &str| {
+        format!("{node}:{n}+ad2w{count}{}.0000a01{each}801", limits[..count].concat())
+    };
+    let waits = ["10", "0", "0", "5000", "100", "200", "1", node, "0", "0"];
+    let acquire = |id: &str| commands(&server, "acquire", &[&waits[..], &[id]].concat());
+    let release = |id: &str| commands(&server, "release", &["10", "0", "0", "1", node, id]);
+    let members = || server.command::<u64>(&["ZCARD", "semaphore:{x}"]);
+    assert_eq!(acquire(&id("1", 0, "00000").replace("+ad2w0", "").replace("801", "001")), 6);
+    let alone = members();
+    for count in 1..=3 {
+        for (each, more) in [("00000", 0), ("00005", 1)] {
+            let id = id("2", count, each);
+            assert_eq!(acquire(&id), 5 + count as u64 + more, "{id}");
+            assert_eq!(members(), alone + 2 + count as u64, "{id}");
+            assert_eq!(release(&id), cost("release"), "{id}");
+            assert_eq!(members(), alone, "{id}");
+        }
+    }
+    // The third limit is full: a second place parks there, and comes back when the first leaves.
+    let (first, second) = (id("3", 3, "00000"), id("4", 3, "00000"));
+    assert_eq!(acquire(&first), 5 + 3);
+    acquire(&second);
+    let parked: Option<f64> = server.command(&["ZSCORE", "semaphore:{x}", "tad2w3"]);
+    assert!(parked.is_some_and(|score| (-2e-9..0.0).contains(&score)), "{parked:?}");
+    let hands_over = release(&first);
+    assert!((20..=32).contains(&hands_over), "{hands_over}");
+    assert_eq!(members(), alone + 2 + 3, "the second holds");
+    release(&second);
+    assert_eq!(members(), alone, "nothing else is left");
+}
+
 /// The node of the dead waiters, and whether their leases have ended.
 #[derive(Clone, Copy, Debug)]
 struct Dead {
