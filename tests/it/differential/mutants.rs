@@ -358,6 +358,40 @@ const RATE_MUTANTS: [(&str, &str, &str); 40] = [
     ("inspect", "+ 0.5) + window", "+ 0.5)"),
 ];
 
+/// The same for places with further limits.
+const FURTHER_MUTANTS: [(&str, &str, &str); 22] = [
+    ("further", "for _, spot in ipairs(spots) do come_back(spot) end", ""),
+    ("further", "      if f > 0 then add(spots, f) end\n", ""),
+    ("further", "retime(f, tonumber(sub(id, -10, -9), 36), spots)", ""),
+    ("further", "        add(spots, spot)\n", ""),
+    ("further", "math.min(now % count, count - 16)", "0"),
+    ("further", "used(spot) + terms.cost > cap then", "false then"),
+    ("further", "if was < rank and passed < 16 then", "if false then"),
+    ("further", "was == rank and (steps - (steps - code) % 16777216) * 125 or now", "now"),
+    ("further", "code < rank * 16777216 + time", "false"),
+    ("further", "used(spot) + terms.cost > terms.caps[i]\n    if not", "false\n    if not"),
+    ("further", "  return true, come_back_all(line.terms)\n", "  return true, false\n"),
+    (
+        "further",
+        "  come_back_all(terms)\nend\n\n-- A place of a line",
+        "end\n\n-- A place of a line",
+    ),
+    ("further", "if score < turn_at(terms.class, units, terms.weight, 0) then", "if false then"),
+    (
+        "further",
+        "  if code % 16777216 <= time_of(now) then return false end",
+        "  do return false end",
+    ),
+    ("further", "    come_back(spot)\n  end\n  return true\nend", "  end\n  return true\nend"),
+    ("further", "if ago >= 67108864 then", "if false then"),
+    ("further", "if turn then settle(digits, turn) end", ""),
+    ("further", "floor(mantissa * 32), 511)", "floor(mantissa * 16), 511)"),
+    ("further", "if terms.cost > terms.caps[i] then return -4 end", ""),
+    ("further", "  if before < 0 then return before end\n", ""),
+    ("room", " and class ~= 56", ""),
+    ("take", "/ 10 do", "/ 10 - 1 do"),
+];
+
 /// Scripts that need more than one replacement.
 fn without_order(name: &str, text: &str) -> String {
     match name {
@@ -385,6 +419,11 @@ fn a_script_that_shares_otherwise_is_found_out() {
 #[test]
 fn a_script_that_observes_a_rate_otherwise_is_found_out() {
     find_out(Of::Rates, RATE_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter());
+}
+
+#[test]
+fn a_script_that_parks_lines_otherwise_is_found_out() {
+    find_out(Of::Further, FURTHER_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter());
 }
 
 #[test]
