@@ -522,6 +522,42 @@ fn a_sweep_of_more_dead_than_one_call_takes_out_goes_on_with_the_next() {
 }
 
 #[test]
+fn a_tenant_with_very_many_lines_gets_its_turns_anew_in_parts() {
+    let terms =
+        Terms { lease_ms: 60_000, max_queue: Some(99), max_waiting: 20_000, recalls: false };
+    let acquire = |claims: Vec<Claim>| Step::Acquire {
+        node: 0,
+        leaving: Vec::new(),
+        poll_only: false,
+        ids: claims
+            .into_iter()
+            .map(|claim| Asks { claim: Some(claim), ..Asks::default() })
+            .collect(),
+        terms,
+    };
+    let [a, b] = [1, 2].map(|hash| Claim::new(Tenant::of_hash(hash)));
+    let each = |claim: Claim| (0..20).map(move |hash| claim.also(FurtherLimit::of_hash(hash, 1)));
+    let release = |known| Step::Release { node: 0, picks: vec![Pick::Known(known)] };
+    // One holds under each of twenty limits; another has three permits, and waits for all of them.
+    let mut steps =
+        vec![acquire(each(b).collect()), acquire(vec![a; 3]), acquire(each(a).collect())];
+    for known in 20..23 {
+        steps.extend([Step::Time(Time::By(1_000_007)), release(known)]);
+    }
+    steps.extend((0..20).map(release));
+    let expected = told(30, steps);
+    let parked = |expected: &Expected| {
+        let lines = expected.set.iter().filter(|(member, _)| member.starts_with('t'));
+        lines.map(|(_, score)| score.to_bits()).collect::<Vec<_>>()
+    };
+    // Sixteen of them.
+    let [before, after] = [&expected[2], &expected[3]].map(parked);
+    assert_eq!(before.len(), 20);
+    assert_eq!(after.iter().filter(|score| before.contains(score)).count(), 4);
+    assert_eq!(parked(expected.last().unwrap()), [0; 0], "all are served");
+}
+
+#[test]
 fn hundreds_are_granted_at_once_across_nodes() {
     let mut steps: Vec<_> = (0..NODES).map(|node| acquire(node, 60_000)).collect();
     steps.extend([

@@ -359,12 +359,11 @@ const RATE_MUTANTS: [(&str, &str, &str); 40] = [
 ];
 
 /// The same for places with further limits.
-const FURTHER_MUTANTS: [(&str, &str, &str); 22] = [
+const FURTHER_MUTANTS: [(&str, &str, &str); 20] = [
     ("further", "for _, spot in ipairs(spots) do come_back(spot) end", ""),
     ("further", "      if f > 0 then add(spots, f) end\n", ""),
     ("further", "retime(f, tonumber(sub(id, -10, -9), 36), spots)", ""),
     ("further", "        add(spots, spot)\n", ""),
-    ("further", "math.min(now % count, count - 16)", "0"),
     ("further", "used(spot) + terms.cost > cap then", "false then"),
     ("further", "if was < rank and passed < 16 then", "if false then"),
     ("further", "was == rank and (steps - (steps - code) % 16777216) * 125 or now", "now"),
@@ -382,7 +381,6 @@ const FURTHER_MUTANTS: [(&str, &str, &str); 22] = [
         "  if code % 16777216 <= time_of(now) then return false end",
         "  do return false end",
     ),
-    ("further", "    come_back(spot)\n  end\n  return true\nend", "  end\n  return true\nend"),
     ("further", "if ago >= 67108864 then", "if false then"),
     ("further", "if turn then settle(digits, turn) end", ""),
     ("further", "floor(mantissa * 32), 511)", "floor(mantissa * 16), 511)"),
