@@ -8,9 +8,10 @@
 -- "<key> <n> <lease_end> ...". If nobody receives it, the node is gone: its places are taken out and the next ones are
 -- granted. In a cluster, receivers cannot be counted.
 --
--- A head costs its permits of the budget that the sweep left, and a message 4 more. Promotion stops when the budget is
--- spent: 100,000 dead waiters in one call took 1.6 s, 500 take 4 ms at most. If a permit is free then and a place
--- waits, the reply tells the caller to call again; until then newcomers queue, or are refused.
+-- A head costs its permits of the budget that the sweep left, 4 more with further limits, and a message 4 more.
+-- Promotion stops when the budget is spent: 100,000 dead waiters in one call took 1.6 s, 500 take 4 ms at most. If a
+-- permit is free then and a place waits, the reply tells the caller to call again; until then newcomers queue, or are
+-- refused.
 --
 -- Each head is judged by the limit in its id, and all that wait do so behind it: passing over a head would starve the
 -- lower limit, the larger cost, or the rate that has to be waited for. A call that frees permits goes on past its own
@@ -139,7 +140,7 @@ while repeats do
             turn = second
           end
         else
-          budget = budget - next_cost
+          budget = budget - next_cost - (line and 4 or 0)
         end
       end
     end

@@ -232,6 +232,11 @@ impl Claim {
         self.bits(COST_AT, 6) + 1
     }
 
+    /// The permits that it takes under all of its limits: the work that it is to the backend.
+    pub(crate) fn work(self) -> usize {
+        self.cost() as usize * (1 + self.further.iter().count())
+    }
+
     /// The class: while a request of a lower class could be served, this one is not.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "three bits")]

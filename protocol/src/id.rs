@@ -129,6 +129,11 @@ impl PlaceId {
         self.claim.map_or(1, Claim::cost)
     }
 
+    /// The permits that it takes under all of its limits.
+    pub(crate) fn work(&self) -> usize {
+        self.claim.map_or(1, Claim::work)
+    }
+
     /// The text, as backends have it.
     #[must_use]
     pub fn text(&self) -> IdText {

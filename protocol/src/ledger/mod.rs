@@ -60,12 +60,16 @@ pub(crate) const NEVER_ENDS: u64 = TICKET_MIN - 1;
 pub(crate) const LEAVES: u64 = 0;
 
 /// The bound on the work of one operation. A swept place and a granted head of the queue cost as much as their permits;
-/// a place that is passed over costs 1, and a hint to another node [`HINT_WORK`] more. The places that the operation
+/// a place that is passed over costs 1, a hint to another node [`HINT_WORK`] more, and the grant of a place with further
+/// limits [`FURTHER_WORK`] more. The places that the operation
 /// names are not counted.
 pub const WORK_MAX: usize = 500;
 
 /// The cost of one hint to another node, out of [`WORK_MAX`].
 pub const HINT_WORK: usize = 4;
+
+/// The cost of granting a place with further limits, out of [`WORK_MAX`]: what is parked at each of them may come back.
+pub const FURTHER_WORK: usize = 4;
 
 /// The caller of an operation: who asks, when, and under which limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::fair::OfPlaces;
-use super::{Caller, Grant, HINT_WORK, Leases, Ledger, Post, beyond_one};
+use super::{Caller, FURTHER_WORK, Grant, HINT_WORK, Leases, Ledger, Post, beyond_one};
 use crate::bound_rate::BoundRate;
 use crate::claim::{Claim, LineId};
 use crate::id::{NodeId, PlaceId};
@@ -271,7 +271,8 @@ impl Ledger {
                         *budget -= 1;
                         continue;
                     }
-                    *budget = budget.saturating_sub(claim.cost() as usize);
+                    let further = if claim.has_further() { FURTHER_WORK } else { 0 };
+                    *budget = budget.saturating_sub(claim.cost() as usize + further);
                     if claim.has_further() && is_told(caller, id) && absent.contains(&id.node) {
                         self.take(&id);
                         self.settle(now);

@@ -6,7 +6,7 @@ use super::options::AcquireOptions;
 use super::place::{Sent, State};
 use super::places::Places;
 use crate::call::{Call, Op};
-use crate::id::Ids;
+use crate::id::{Ids, PlaceId};
 
 /// The newcomers of a session, by number, in the order of their arrival. Some may be none any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -62,7 +62,7 @@ impl Joins {
     pub(super) fn poll(&mut self, leaving: Ids, most: usize, places: &mut Places) -> Call {
         let (node, mut ids) = (places.node(), Ids::new());
         let (mut common, mut recalls): (Option<(u32, AcquireOptions)>, bool) = (None, false);
-        let mut permits = leaving.iter().map(|id| id.cost() as usize).sum::<usize>();
+        let mut permits = leaving.iter().map(PlaceId::work).sum::<usize>();
         while permits < most
             && let Some(n) = self.queue.front().copied()
         {
@@ -85,7 +85,7 @@ impl Joins {
                 sent.send();
             }
             recalls |= place.options.reuse_ms > 0;
-            permits += place.cost() as usize;
+            permits += place.claim().work();
             ids.push(place.id(node));
             self.queue.pop_front();
         }

@@ -104,7 +104,7 @@ impl Releases {
         while permits < most
             && let Some(release) = self.unsent.pop_front()
         {
-            permits += release.id.cost() as usize;
+            permits += release.id.work();
             ids.push(release.id);
             self.sent.push_back(release);
         }
@@ -153,7 +153,7 @@ impl Releases {
         while permits < CALL_MAX
             && let Some(release) = self.refused.pop_front()
         {
-            permits += release.id.cost() as usize;
+            permits += release.id.work();
             self.unsent.push_back(release);
         }
     }

@@ -339,7 +339,7 @@ fn next_places(
         }
         if *common.get_or_insert(lease_ms) == lease_ms {
             visit(place, true);
-            permits += place.cost() as usize;
+            permits += place.claim().work();
         } else {
             others.push_back(n);
         }

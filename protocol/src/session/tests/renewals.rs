@@ -1,6 +1,7 @@
 //! Leases are renewed, in time and as often as needed.
 
 use super::*;
+use crate::further::FurtherLimit;
 
 #[test]
 fn a_place_that_becomes_due_while_renewals_are_under_way_is_renewed_right_after_them() {
@@ -177,6 +178,21 @@ fn no_call_names_more_than_512_places() {
     }
     assert_eq!(places(&rig.settle()), [512, 512, 276]);
     assert_eq!(rig.places(), []);
+}
+
+#[test]
+fn a_place_counts_as_its_permits_under_each_limit() {
+    let mut rig = Rig::new(2000);
+    let limits = [1, 2, 3].map(|hash| FurtherLimit::of_hash(hash, 2000));
+    let claim = Some(limits.into_iter().fold(Claim::without_tenant(), Claim::also));
+    let indexes: Vec<_> =
+        (0..300).map(|_| rig.request_with(AcquireOptions { claim, ..OPTIONS })).collect();
+    let places = |ops: &[Op]| ops.iter().map(Op::places).collect::<Vec<_>>();
+    assert_eq!(places(&rig.settle()), [128, 128, 44]);
+    rig.pass(1000);
+    assert_eq!(places(&rig.settle()), [128, 128, 44]);
+    indexes.into_iter().for_each(|index| rig.leave(index));
+    assert_eq!(places(&rig.settle()), [128, 128, 44]);
 }
 
 #[test]
