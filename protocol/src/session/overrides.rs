@@ -43,8 +43,12 @@ impl Session {
     /// Grants nothing before `until`, whatever else is set; `None` ends that. Requests in flight go on, and those that
     /// wait keep their turns.
     pub fn handle_pause(&mut self, until: Option<Time>, now: Time) {
+        let was_paused = self.limits.paused_until().is_some();
         let change = self.limits.handle_pause(until.filter(|until| now < *until));
         self.follow_limit(change, now);
+        if was_paused && self.limits.paused_until().is_none() {
+            self.renewals.push_held_back(&mut self.places);
+        }
         self.admit_local(now);
         self.want_end_of_pause();
     }

@@ -51,6 +51,8 @@ pub(super) struct Place {
     pub(super) refused: bool,
     /// A renewal found it gone, and it is being brought back: until that is answered, a renewal would find it gone again.
     pub(super) restoring: bool,
+    /// It waits, and was granted its permit in a pause: the end of that asks for it again.
+    pub(super) held_back: bool,
     pub(super) linger: Linger,
     /// Releases the place that keeps its turn until this one stands there.
     pub(super) replaces: Option<Box<Release>>,

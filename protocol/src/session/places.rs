@@ -100,6 +100,7 @@ impl Places {
             check: false,
             refused: false,
             restoring: false,
+            held_back: false,
             linger: Linger::No,
             replaces: None,
             turn: None,

@@ -82,6 +82,15 @@ impl Renewals {
         self.queue.push_back(n);
     }
 
+    /// Has the places renewed that were granted in a pause, with the next calls: each is a permit that nobody uses.
+    pub(super) fn push_held_back(&mut self, places: &mut Places) {
+        for place in places.iter_mut() {
+            if std::mem::take(&mut place.held_back) && place.is_waiting() && !place.restoring {
+                self.queue.push_back(place.n);
+            }
+        }
+    }
+
     /// Has the place shown with its proof.
     pub(super) fn push_proof(&mut self, n: u64) {
         self.proofs.push_back(n);

@@ -381,6 +381,7 @@ impl Session {
     /// counts it, and the end of the pause asks for it again.
     fn grant_after_wait(&mut self, index: usize, now: Time) {
         if self.limits.paused_until().is_some_and(|until| now < until) {
+            self.places.get_mut(index).into_iter().for_each(|place| place.held_back = true);
             self.want_renewal(index);
         } else {
             self.grant(index, now);
