@@ -1,9 +1,10 @@
 //! Scripts that differ from the ledger, each of which must be noticed.
 
-use tower_semaphore::protocol::WORK_MAX;
+use proptest::prelude::Just;
+use tower_semaphore::protocol::{Claim, Tenant, WORK_MAX};
 
 use super::wire::Lua;
-use super::{Of, SMALL_WORK, history, run};
+use super::{Asks, History, Of, Pick, Proof, SMALL_WORK, Step, Terms, history, run};
 
 /// Wrong versions of the scripts: file, text, and its replacement.
 const MUTANTS: [(&str, &str, &str); 88] = [
@@ -128,7 +129,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 9] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 84] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
     ("acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
@@ -233,7 +234,6 @@ const FAIR_MUTANTS: [(&str, &str, &str); 84] = [
     ("room", "    if not for_all then own_limit =", "    if true then own_limit ="),
     ("room", "    if not for_all then own_limit =", "    if false then own_limit ="),
     ("room", "    own_headroom = tonumber(string.sub(member, -23, -17), 36)\n", ""),
-    ("acquire", "cost_of(head[1]), room_of(head[1])", "cost_of(head[1]), limit"),
     ("promote", "if not is_absent then units = units + next_cost end", ""),
     ("promote", "if is_stopped or first[1] and", "if is_stopped or false and"),
     ("promote", "redis.call('ZADD', key, next_f, head)", "redis.call('ZREM', key, head)"),
@@ -288,7 +288,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 84] = [
 
 /// The same for the bound on work.
 const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 8] = [
-    ("promote", "          budget = budget - next_cost\n", ""),
+    ("promote", "          budget = budget - next_cost - (line and 4 or 0)\n", ""),
     (
         "promote",
         "budget, head = budget - 1, nil\n          if never",
@@ -390,6 +390,13 @@ const FURTHER_MUTANTS: [(&str, &str, &str); 20] = [
     ("take", "/ 10 do", "/ 10 - 1 do"),
 ];
 
+/// The same for the bound on work.
+const FURTHER_BOUND_MUTANTS: [(&str, &str, &str); 3] = [
+    ("promote", " - (line and 4 or 0)", ""),
+    ("promote", "further.read(member, score, budget > 0)", "further.read(member, score, true)"),
+    ("promote", "            budget = budget - 1\n", ""),
+];
+
 /// Scripts that need more than one replacement.
 fn without_order(name: &str, text: &str) -> String {
     match name {
@@ -414,6 +421,31 @@ fn a_script_that_shares_otherwise_is_found_out() {
     find_out(Of::Tenants, all);
 }
 
+/// Generated histories meet this about once in two thousand. A head without a tenant has a lower limit than the call, and a
+/// newcomer gets the last ticket of its tenant's line, so the call looks up anew who is first.
+#[test]
+fn a_script_that_judges_a_head_by_the_limit_of_another_is_found_out() {
+    let terms = Terms { lease_ms: 30_000, max_queue: Some(9), max_waiting: 9, recalls: false };
+    let asks = Asks { claim: Some(Claim::new(Tenant::of_hash(1))), ..Asks::default() };
+    let acquire = |ids| {
+        let (node, leaving) = (0, Vec::new());
+        Step::Acquire { node, leaving, poll_only: false, ids, terms }
+    };
+    let lost = Pick::New { node: 0, poll_only: false, asks };
+    let steps = vec![
+        acquire(vec![asks; 3]),
+        acquire(vec![Asks { bound: Some((1, 0)), ..Asks::default() }]),
+        Step::Release { node: 0, picks: vec![Pick::Known(0), Pick::Known(1)] },
+        Step::Reassert { node: 0, proofs: vec![(lost, Proof::Ticket(0))], lease_ms: 30_000 },
+        acquire(vec![asks]),
+    ];
+    let history = History { counted: true, limit: 3, headroom: 0, fallback: asks, steps };
+    let only = Just(history);
+    run(&Lua::as_it_is(), 1, 0, &only).unwrap_or_else(|difference| panic!("{difference}"));
+    let mutant = ("acquire", "cost_of(head[1]), room_of(head[1])", "cost_of(head[1]), limit");
+    assert!(run(&mutated((WORK_MAX, mutant)), 1, 0, &only).is_err());
+}
+
 #[test]
 fn a_script_that_observes_a_rate_otherwise_is_found_out() {
     find_out(Of::Rates, RATE_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter());
@@ -421,7 +453,9 @@ fn a_script_that_observes_a_rate_otherwise_is_found_out() {
 
 #[test]
 fn a_script_that_parks_lines_otherwise_is_found_out() {
-    find_out(Of::Further, FURTHER_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter());
+    let bound = FURTHER_BOUND_MUTANTS.map(|mutant| (SMALL_WORK, mutant));
+    let all = FURTHER_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter().chain(bound);
+    find_out(Of::Further, all);
 }
 
 #[test]
@@ -434,18 +468,23 @@ fn a_script_that_does_otherwise_is_found_out() {
 type Mutant = (usize, (&'static str, &'static str, &'static str));
 
 fn find_out(of: Of, mutants: impl Iterator<Item = Mutant>) {
+    // All of them first: a script that has changed is found out at once.
+    let mutants: Vec<_> = mutants.map(|mutant| (mutant.1, mutated(mutant))).collect();
     let mut missed = Vec::new();
-    for (work_max, (file, text, instead)) in mutants {
-        let lua = Lua::new(work_max, |name, body| {
-            if name != file {
-                return body.to_owned();
-            }
-            assert!(body.contains(text), "{file} has no {text:?} any more");
-            body.replacen(text, instead, 1)
-        });
+    for ((file, text, instead), lua) in mutants {
         if run(&lua, 3000, 0, &history(of, 1..=4, 50..=90)).is_ok() {
             missed.push(format!("{file}, {instead:?} for {text:?}"));
         }
     }
     assert!(missed.is_empty(), "not found out: {missed:#?}");
+}
+
+fn mutated((work_max, (file, text, instead)): Mutant) -> Lua {
+    Lua::new(work_max, |name, body| {
+        if name != file {
+            return body.to_owned();
+        }
+        assert!(body.contains(text), "{file} has no {text:?} any more");
+        body.replacen(text, instead, 1)
+    })
 }
