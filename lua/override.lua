@@ -5,6 +5,7 @@
 --                                                 mode: open, paused or draining
 --                                        name`@`tenant, name`@`tenant`@weight` -> the same; limit: the cap of that
 --                                                 tenant, or its weight
+--                                        name`@@`limit`@`value -> the same; limit: the cap of that further limit
 --                                        name`@@rate` -> "<starts>/<ms> open": the rate. A name of its own here, and
 --                                                 for ARGV[1]
 --                                        `@`id name -> "<end>": this place of that semaphore was revoked, and must

@@ -205,6 +205,8 @@ impl Ask {
     /// [`InvalidLimits`](RejectReason::InvalidLimits). Where requests of one value bring different caps, each is judged by
     /// its own when its turn comes, and those behind it wait.
     ///
+    /// An operator's [override](crate::Semaphore::set_further_limit) replaces the cap.
+    ///
     /// Limits and values are numbered as tenants are: by a [salted](crate::Semaphore::tenant_salt) hash of 24 bits.
     ///
     /// # Examples
@@ -274,7 +276,7 @@ impl<T: Into<Name>> From<T> for Ask {
 }
 
 impl Ask {
-    /// Returns the claim of this request, given the override of its tenant.
+    /// Returns the claim of this request, given the override of its tenant, and the cap in force of each further limit.
     ///
     /// # Errors
     ///
@@ -283,6 +285,7 @@ impl Ask {
         &self,
         numbers: &TenantNumbers,
         set: TenantOverride,
+        cap_of: impl Fn(&FurtherAsk) -> u32,
     ) -> Result<Claim, RejectReason> {
         let (Terms { weight, cost, class, .. }, each) = (self.terms, self.cap(set));
         if each == Some(0) {
@@ -300,22 +303,25 @@ impl Ask {
                 .with_class(class)
                 .with_each(each)
         };
-        if self.further.is_empty() { Ok(claim) } else { self.with_further(claim, numbers) }
+        if self.further.is_empty() { Ok(claim) } else { self.with_further(claim, numbers, cap_of) }
     }
 
-    fn with_further(&self, claim: Claim, numbers: &TenantNumbers) -> Result<Claim, RejectReason> {
+    fn with_further(
+        &self,
+        claim: Claim,
+        numbers: &TenantNumbers,
+        cap_of: impl Fn(&FurtherAsk) -> u32,
+    ) -> Result<Claim, RejectReason> {
         let is_twice = |(i, one): (usize, &FurtherAsk)| {
             self.further[..i].iter().any(|before| before.limit == one.limit)
         };
         if self.further.len() > Self::MAX_FURTHER || self.further.iter().enumerate().any(is_twice) {
             return Err(RejectReason::InvalidLimits);
         }
-        if let Some(none) = (0..).zip(&self.further).find(|(_, one)| one.cap == 0) {
-            return Err(RejectReason::FurtherLimit(none.0));
-        }
-        let limits =
-            self.further.iter().map(|one| numbers.of_limit(&one.limit, &one.value, one.cap));
-        Ok(limits.fold(claim, Claim::also))
+        (0..).zip(&self.further).try_fold(claim, |claim, (index, one)| match cap_of(one) {
+            0 => Err(RejectReason::FurtherLimit(index)),
+            cap => Ok(claim.also(numbers.of_limit(&one.limit, &one.value, cap))),
+        })
     }
 }
 
@@ -334,14 +340,16 @@ mod tests {
         assert!(Ask::of("x").cost(1).is_fair() && Ask::of("x").by("a").is_fair());
         let big = Ask::of("x").cost(3);
         assert!(big.is_fair());
-        let claim = big.claim(&TenantNumbers::salted(b""), TenantOverride::default()).unwrap();
+        let claim = big
+            .claim(&TenantNumbers::salted(b""), TenantOverride::default(), |one| one.cap)
+            .unwrap();
         assert_eq!((claim.cost(), claim.weight(), claim.each()), (3, 1, None));
     }
 
     #[test]
     fn further_limits_are_part_of_the_claim() {
         let numbers = TenantNumbers::salted(b"");
-        let claim = |ask: Ask| ask.claim(&numbers, TenantOverride::default());
+        let claim = |ask: Ask| ask.claim(&numbers, TenantOverride::default(), |one| one.cap);
         let route = |value: &str, cap| Ask::of("x").also("route", value, cap);
         let one = claim(route("/a", 3)).unwrap();
         assert!(one.has_further() && !one.has_tenant() && route("/a", 3).is_fair());
@@ -362,7 +370,7 @@ mod tests {
     #[test]
     fn a_request_that_can_never_be_met_is_rejected() {
         let numbers = TenantNumbers::salted(b"");
-        let claim = |ask: Ask, set| ask.claim(&numbers, set);
+        let claim = |ask: Ask, set| ask.claim(&numbers, set, |one| one.cap);
         let none = TenantOverride::default();
         assert_eq!(claim(Ask::of("x").by("a").each(0), none), Err(RejectReason::TenantLimit));
         assert_eq!(claim(Ask::of("x").by("a").cost(65), none), Err(RejectReason::CostTooHigh));

@@ -198,6 +198,7 @@ mod ask;
 pub mod backend;
 mod error;
 pub mod feedback;
+mod further;
 pub mod limit;
 #[cfg(not(feature = "metrics"))]
 mod metrics;
@@ -239,6 +240,7 @@ use tower_semaphore_protocol as protocol;
 /// [`Page`]: operate::Page
 /// [`Override`]: operate::Override
 pub mod operate {
+    pub use crate::further::FurtherLimitOverride;
     #[doc(inline)]
     pub use crate::protocol::{Mode, Override, PauseCause};
     pub use crate::semaphore::{

@@ -92,28 +92,6 @@ impl TenantNames {
     }
 }
 
-/// The names and the values of the further limits of a semaphore that this process has seen, by number.
-#[derive(Debug, Default)]
-pub(crate) struct LimitNames {
-    names: BTreeMap<u32, (Name, Name)>,
-}
-
-impl LimitNames {
-    /// Notes a further limit.
-    pub(crate) fn note(&mut self, number: u32, limit: &Name, value: &Name) {
-        if self.names.len() >= NAMES_MAX && !self.names.contains_key(&number) {
-            // Invented values displace all others; who uses those names them again.
-            self.names.clear();
-        }
-        self.names.entry(number).or_insert_with(|| (limit.clone(), value.clone()));
-    }
-
-    /// Returns name and value of the limit with this number.
-    pub(crate) fn of(&self, number: u32) -> Option<&(Name, Name)> {
-        self.names.get(&number)
-    }
-}
-
 /// The cap and the weight that an operator set for a tenant. They replace what its requests ask for.
 ///
 /// [`Semaphore::set_tenant`](crate::Semaphore::set_tenant) changes them.

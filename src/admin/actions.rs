@@ -9,10 +9,11 @@ use serde::Serialize;
 
 use super::Window;
 use super::extract::{
-    Body, NewLimit, NewRate, NewTenant, OfPlace, OfSemaphore, OfTenant, Patience, Target,
+    Body, NewLimit, NewRate, NewTenant, OfFurtherLimit, OfPlace, OfSemaphore, OfTenant, Patience,
+    Target,
 };
 use super::problem::Problem;
-use super::view::{SetView, TenantSetView};
+use super::view::{CapView, SetView, TenantSetView};
 use crate::name::Name;
 
 type JsonResult<T> = Result<Json<T>, Problem>;
@@ -73,6 +74,32 @@ pub(super) async fn set_tenant(
 ) -> JsonResult<TenantSetView> {
     window.semaphore.set_tenant(name.clone(), tenant.clone(), change.into()).await?;
     Ok(Json(window.semaphore.tenant_override_of(name, tenant).await?.into()))
+}
+
+async fn change_further_limit(
+    window: &Window,
+    of: OfFurtherLimit,
+    cap: Option<u32>,
+) -> JsonResult<CapView> {
+    let OfFurtherLimit { name, limit, value } = of;
+    let semaphore = &window.semaphore;
+    semaphore.set_further_limit(name.clone(), limit.clone(), value.clone(), cap).await?;
+    Ok(Json(CapView { limit: semaphore.further_limit_of(name, limit, value).await? }))
+}
+
+pub(super) async fn set_further_limit(
+    State(window): State<Window>,
+    Target(of): Target<OfFurtherLimit>,
+    Body(NewLimit { limit }): Body<NewLimit>,
+) -> JsonResult<CapView> {
+    change_further_limit(&window, of, Some(limit)).await
+}
+
+pub(super) async fn clear_further_limit(
+    State(window): State<Window>,
+    Target(of): Target<OfFurtherLimit>,
+) -> JsonResult<CapView> {
+    change_further_limit(&window, of, None).await
 }
 
 pub(super) async fn pause(

@@ -57,6 +57,16 @@ pub(super) struct OfTenant {
 }
 
 #[derive(Deserialize)]
+pub(super) struct OfFurtherLimit {
+    #[serde(deserialize_with = "stored_name")]
+    pub(super) name: Name,
+    #[serde(deserialize_with = "stored_name")]
+    pub(super) limit: Name,
+    #[serde(deserialize_with = "stored_name")]
+    pub(super) value: Name,
+}
+
+#[derive(Deserialize)]
 pub(super) struct OfPlace {
     #[serde(deserialize_with = "stored_name")]
     pub(super) name: Name,

@@ -46,6 +46,8 @@
 //! | `PUT /semaphores/{name}/rate` | sets a rate: `{"starts": 300, "window_ms": 60000}`. See [`Semaphore::set_rate`] |
 //! | `DELETE /semaphores/{name}/rate` | clears the rate; that of the policy applies again |
 //! | `PATCH /semaphores/{name}/tenants/{tenant}` | sets the cap and the weight of a tenant: `{"limit": 5, "weight": 2}`, or one of them; `null` clears it. See [`Semaphore::set_tenant`] |
+//! | `PUT /semaphores/{name}/limits/{limit}/{value}` | sets the cap of a further limit, such as that of a route: `{"limit": 5}`. See [`Semaphore::set_further_limit`] |
+//! | `DELETE /semaphores/{name}/limits/{limit}/{value}` | clears it; what requests ask for applies again |
 //! | `POST /semaphores/{name}/pause`, `…/resume` | see [`Semaphore::pause`] |
 //! | `POST /semaphores/{name}/drain` | drains, see [`Semaphore::drain`]; returns immediately unless `{"timeout_ms": 5000}` is set, at most 60000; `empty` says whether no request holds or waits |
 //! | `DELETE /semaphores/{name}/permits/{id}` | see [`Semaphore::revoke`] |
@@ -106,6 +108,10 @@ fn routes(semaphore: Semaphore, access: Arc<Access>) -> Router {
         .route("/semaphores/{name}/limit", put(actions::set_limit).delete(actions::clear_limit))
         .route("/semaphores/{name}/rate", put(actions::set_rate).delete(actions::clear_rate))
         .route("/semaphores/{name}/tenants/{tenant}", patch(actions::set_tenant))
+        .route(
+            "/semaphores/{name}/limits/{limit}/{value}",
+            put(actions::set_further_limit).delete(actions::clear_further_limit),
+        )
         .route("/semaphores/{name}/pause", post(actions::pause))
         .route("/semaphores/{name}/resume", post(actions::resume))
         .route("/semaphores/{name}/drain", post(actions::drain))

@@ -111,6 +111,12 @@ impl From<TenantOverride> for TenantSetView {
     }
 }
 
+/// What an operator set for a further limit.
+#[derive(Serialize)]
+pub(super) struct CapView {
+    pub(super) limit: Option<u32>,
+}
+
 #[derive(Serialize)]
 pub(super) struct PageView {
     semaphores: Vec<ListedView>,
@@ -145,6 +151,7 @@ impl From<Page> for PageView {
 pub(super) struct OverridesView {
     overrides: Vec<OverrideView>,
     tenants: Vec<TenantOverrideView>,
+    further_limits: Vec<FurtherLimitOverrideView>,
 }
 
 #[derive(Serialize)]
@@ -158,6 +165,14 @@ struct TenantOverrideView {
     name: String,
     tenant: String,
     set: TenantSetView,
+}
+
+#[derive(Serialize)]
+struct FurtherLimitOverrideView {
+    name: String,
+    further_limit: String,
+    value: String,
+    set: CapView,
 }
 
 #[derive(Serialize)]
@@ -198,6 +213,7 @@ struct FurtherLimitView {
     name: Option<String>,
     value: Option<String>,
     cap: u32,
+    set: CapView,
     in_use: u64,
     waiting: u64,
 }
@@ -336,9 +352,9 @@ impl InspectionView {
 }
 
 impl From<FurtherLimitUse> for FurtherLimitView {
-    fn from(FurtherLimitUse { name, value, cap, in_use, waiting }: FurtherLimitUse) -> Self {
+    fn from(FurtherLimitUse { name, value, cap, set, in_use, waiting }: FurtherLimitUse) -> Self {
         let [name, value] = [name, value].map(|name| name.map(|name| name.to_string()));
-        Self { name, value, cap, in_use, waiting }
+        Self { name, value, cap, set: CapView { limit: set }, in_use, waiting }
     }
 }
 
@@ -350,6 +366,7 @@ pub(super) async fn list(State(window): State<Window>, listing: Listing) -> Answ
 pub(super) async fn overrides(State(window): State<Window>) -> Answer<OverridesView> {
     let overrides = window.semaphore.overrides().await?.into_iter();
     let tenants = window.semaphore.tenant_overrides().await?.into_iter();
+    let further_limits = window.semaphore.further_limit_overrides().await?.into_iter();
     Ok(Json(OverridesView {
         overrides: overrides
             .map(|(name, set)| OverrideView { name: name.to_string(), set: set.into() })
@@ -359,6 +376,14 @@ pub(super) async fn overrides(State(window): State<Window>) -> Answer<OverridesV
                 name: name.to_string(),
                 tenant: tenant.to_string(),
                 set: set.into(),
+            })
+            .collect(),
+        further_limits: further_limits
+            .map(|set| FurtherLimitOverrideView {
+                name: set.semaphore.to_string(),
+                further_limit: set.limit.to_string(),
+                value: set.value.to_string(),
+                set: CapView { limit: Some(set.cap) },
             })
             .collect(),
     }))

@@ -9,9 +9,9 @@ use super::Node;
 use super::peers::{PeerAnswer, process};
 use super::tallies::Tally;
 use crate::backend::{Mailbox, PeerMessage};
+use crate::further::LimitNames;
 use crate::protocol::session::Session;
 use crate::protocol::{Adapted, Hint, Tenant, Time};
-use crate::tenants::LimitNames;
 
 impl Mailbox for Node {
     fn hint(&self, name: &str, hint: Hint) {

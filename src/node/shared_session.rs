@@ -12,11 +12,12 @@ use super::server::outbox::Purpose;
 use super::timers::Timer;
 use crate::backend::Counter;
 use crate::error::BackendError;
+use crate::further::LimitNames;
 use crate::metrics::requests::Meter;
 use crate::protocol::session::{Event, Session, Urgency};
 use crate::protocol::{Adaptive, SentUnder, Time};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::tenants::{LimitNames, TenantNames};
+use crate::tenants::TenantNames;
 
 /// The session of one semaphore in this process.
 pub(crate) struct SharedSession {

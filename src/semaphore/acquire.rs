@@ -13,7 +13,7 @@ use super::Semaphore;
 use super::instrument::Attempt;
 use super::permit::Permit;
 use super::place_handle::{PlaceHandle, PlaceOf};
-use crate::ask::Ask;
+use crate::ask::{Ask, FurtherAsk};
 use crate::error::{AcquireError, Beside, QueueSeen, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
 use crate::name::Name;
@@ -307,14 +307,16 @@ impl Semaphore {
         let overrides = &self.node().overrides;
         let set = ask.tenant().map(|tenant| overrides.of_tenant(ask.name(), tenant));
         let set = set.unwrap_or_default();
-        ask.claim(&self.tenants, set).map(Some).map_err(|reason| {
+        let cap_of =
+            |of: &FurtherAsk| overrides.cap_of(ask.name(), &of.limit, &of.value).unwrap_or(of.cap);
+        ask.claim(&self.tenants, set, cap_of).map(Some).map_err(|reason| {
             let name = ask.name().as_str().into();
             let rejected = Rejected::new(name, reason, limit).asked(ask.permits(), ask.cap(set));
             let further = match reason {
                 RejectReason::FurtherLimit(index) => ask.further().get(usize::from(index)),
                 _ => None,
             };
-            let further = further.map(|of| (of.limit.as_str().into(), of.cap));
+            let further = further.map(|of| (of.limit.as_str().into(), cap_of(of)));
             AcquireError::Rejected(Rejected {
                 has_tenant: ask.tenant().is_some(),
                 beside: Beside { rate: None, further }.boxed(),

@@ -246,7 +246,7 @@ async fn further_limits_are_shown() {
     let _held = semaphore.acquire(ask_for("opus"), &policy).await.unwrap();
     let _waits = semaphore.acquire(ask_for("opus"), &policy);
     let (_, seen) = ask(&server, Method::GET, "/semaphores/llm", "").await;
-    let of = |name, value: &Name, cap| json!({ "name": name, "value": value.as_str(), "cap": cap, "in_use": 1, "waiting": 1 });
+    let of = |name, value: &Name, cap| json!({ "name": name, "value": value.as_str(), "cap": cap, "set": { "limit": null }, "in_use": 1, "waiting": 1 });
     let limits = seen["further_limits"].as_array().unwrap();
     assert_eq!(limits.len(), 2, "{seen}");
     assert!(limits.contains(&of("route", &Name::new(HOSTILE[0]), 5)), "{seen}");
@@ -255,6 +255,24 @@ async fn further_limits_are_shown() {
     let html = page(&server, "/page/llm").await;
     assert!(html.contains("Further limits") && html.contains("opus"), "{html}");
     assert!(html.contains("&lt;script&gt;") && !html.contains("<script>alert"), "{html}");
+
+    let value = Name::new(HOSTILE[0]);
+    let path = format!("/semaphores/llm/limits/route/{}", segment(&value));
+    let (status, set) = ask(&server, Method::PUT, &path, r#"{"limit":7}"#).await;
+    assert_eq!((status, set), (StatusCode::OK, json!({ "limit": 7 })));
+    let set = semaphore.further_limit_of("llm", "route", value.clone()).await.unwrap();
+    assert_eq!(set, Some(7));
+    let (_, all) = ask(&server, Method::GET, "/overrides", "").await;
+    let one = json!({ "name": "llm", "further_limit": "route", "value": value.as_str(), "set": { "limit": 7 } });
+    assert_eq!(all, json!({ "overrides": [], "tenants": [], "further_limits": [one] }));
+    for at in ["/page/llm", "/page/"] {
+        let html = page(&server, at).await;
+        assert!(html.contains("cap 7") && html.contains("Clear cap"), "{html}");
+        assert!(html.contains("&lt;script&gt;") && !html.contains("<script>alert"), "{html}");
+    }
+    let (_, set) = ask(&server, Method::DELETE, &path, "").await;
+    assert_eq!(set, json!({ "limit": null }));
+    assert_eq!(semaphore.further_limit_overrides().await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -318,6 +336,8 @@ async fn what_another_site_can_send_changes_nothing() {
         (Method::POST, "/resume"),
         (Method::POST, "/drain"),
         (Method::PATCH, "/tenants/t"),
+        (Method::PUT, "/limits/route/v"),
+        (Method::DELETE, "/limits/route/v"),
         (Method::DELETE, "/permits/00000000001:1"),
     ];
     for (method, end) in changes {
@@ -362,6 +382,8 @@ async fn what_cannot_be_used_is_named() {
         (Method::PATCH, "/semaphores/x/tenants/t", r#"{"cap":1}"#, "unknown field `cap`"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":-1}"#, "0 to 4294967295"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":4294967296}"#, "0 to 4294967295"),
+        (Method::PUT, "/semaphores/x/limits/route/v", r#"{"limit":-1}"#, "0 to 4294967295"),
+        (Method::PUT, "/semaphores/x/limits/route/a%2Fb", r#"{"limit":1}"#, "name is \"a/b\""),
         (Method::PUT, "/semaphores/x/rate", r#"{"starts":1}"#, "missing field `window_ms`"),
         (Method::PUT, "/semaphores/x/rate", r#"{"starts":0,"window_ms":1}"#, "N from 1"),
         (
@@ -382,6 +404,7 @@ async fn what_cannot_be_used_is_named() {
     }
     assert_eq!(semaphore.overrides().await.unwrap(), []);
     assert_eq!(semaphore.tenant_overrides().await.unwrap(), []);
+    assert_eq!(semaphore.further_limit_overrides().await.unwrap(), []);
     let response = server.get("/ops/page/%3Cscript%3E").await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     let html = text(response).await;

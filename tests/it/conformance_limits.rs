@@ -22,6 +22,7 @@ conformance! {
     without_a_common_limit_the_others_count
     places_come_back_under_all_their_limits_after_a_loss_of_data
     a_limit_outlives_a_process_that_leaves_its_line
+    an_operator_sets_a_cap_for_all_processes
 }
 
 fn policy(limit: u32) -> Policy {
@@ -213,5 +214,44 @@ async fn a_limit_outlives_a_process_that_leaves_its_line(fleet: &impl Fleet) {
     waiting(&one, 1).await;
     drop(held);
     drop(stays.await.unwrap().unwrap());
+    nothing_left(fleet).await;
+}
+
+async fn an_operator_sets_a_cap_for_all_processes(fleet: &impl Fleet) {
+    let (one, operator, now) = (fleet.node(), fleet.node(), at_once(9));
+    let ask = || Ask::of("x").also("route", "/chat", 1).also("model", "opus", 3);
+    let held = one.acquire(ask(), &now).await.unwrap();
+    one.acquire(ask(), &now).await.unwrap_err();
+    let set = async |cap: Option<u32>| {
+        operator.set_further_limit("x", "route", "/chat", cap).await.unwrap();
+        // The other process has it, too, by the time that it answers this.
+        assert_eq!(one.further_limit_of("x", "route", "/chat").await.unwrap(), cap);
+    };
+    set(Some(2)).await;
+    let second = one.acquire(ask(), &now).await.unwrap();
+    let refused = async || one.acquire(ask(), &now).await.unwrap_err().to_string();
+    let text = |cap| format!("all {cap} permits that its route limit allows are in use");
+    assert_eq!(refused().await, text(2));
+    drop(one.acquire(by("a", "/other"), &now).await.unwrap());
+    let seen = operator.inspect_fleet("x").await.unwrap();
+    let caps: Vec<_> = seen.further_limits.iter().map(|seen| (seen.cap, seen.set)).collect();
+    assert!(caps.iter().all(|(_, set)| set.is_none()), "it has had no request of them: {caps:?}");
+    let seen = one.inspect("x").await.unwrap();
+    let route = seen.further_limits.iter().find(|seen| seen.name == Some("route".into())).unwrap();
+    assert_eq!((route.cap, route.set), (2, Some(2)));
+
+    drop((held, second));
+    set(Some(0)).await;
+    assert_eq!(refused().await, "the request may have no permits: its route limit is 0");
+    let all = operator.further_limit_overrides().await.unwrap();
+    let all: Vec<_> = all.iter().map(|set| (set.semaphore.as_str(), set.cap)).collect();
+    assert_eq!(all, [("x", 0)]);
+    assert!(operator.overrides().await.unwrap().is_empty());
+    assert!(operator.tenant_overrides().await.unwrap().is_empty());
+
+    set(None).await;
+    let held = one.acquire(ask(), &now).await.unwrap();
+    assert_eq!(refused().await, text(1), "what requests ask for");
+    drop(held);
     nothing_left(fleet).await;
 }

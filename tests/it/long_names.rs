@@ -128,6 +128,26 @@ async fn tenants_operated(operator: &Semaphore, other: &Semaphore) {
     drop(other.acquire(ask(), &policy(5)).await.unwrap());
 }
 
+/// The same for further limits.
+async fn limits_operated(operator: &Semaphore, other: &Semaphore) {
+    let (name, limit, value) = (long("a"), long("l"), long("v"));
+    let ask = || Ask::of(name.clone()).also(limit.clone(), value.clone(), 5);
+    let _permit = other.acquire(ask(), &policy(5)).await.unwrap();
+    let set = async |cap: Option<u32>| {
+        let [name, limit, value] = [&name, &limit, &value].map(|name| read(name.as_str()));
+        operator.set_further_limit(name, limit, value, cap).await.unwrap();
+        other.further_limit_overrides().await.unwrap()
+    };
+    let all = set(Some(1)).await;
+    assert_eq!(
+        all.iter().map(|set| (&set.semaphore, &set.limit, &set.value)).collect::<Vec<_>>(),
+        [(&name, &limit, &value)]
+    );
+    other.acquire(ask(), &policy(5)).await.unwrap_err();
+    assert!(set(None).await.is_empty());
+    drop(other.acquire(ask(), &policy(5)).await.unwrap());
+}
+
 #[tokio::test]
 async fn an_operator_acts_on_a_name_that_is_listed() {
     use tower_semaphore::backend::MemoryBackend;
@@ -135,6 +155,8 @@ async fn an_operator_acts_on_a_name_that_is_listed() {
     operated(&Semaphore::new(backend.clone()), &Semaphore::new(backend)).await;
     let backend = MemoryBackend::new();
     tenants_operated(&Semaphore::new(backend.clone()), &Semaphore::new(backend)).await;
+    let backend = MemoryBackend::new();
+    limits_operated(&Semaphore::new(backend.clone()), &Semaphore::new(backend)).await;
 }
 
 #[cfg(feature = "redis")]
@@ -144,6 +166,8 @@ async fn an_operator_acts_on_a_name_that_redis_lists() {
     operated(&redis.semaphore(), &redis.semaphore()).await;
     let redis = crate::support::redis::TestRedis::start();
     tenants_operated(&redis.semaphore(), &redis.semaphore()).await;
+    let redis = crate::support::redis::TestRedis::start();
+    limits_operated(&redis.semaphore(), &redis.semaphore()).await;
 }
 
 fn layer(semaphore: &Semaphore) -> tower_semaphore::limit::ConcurrencyLimitBuilder {

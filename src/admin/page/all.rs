@@ -6,7 +6,8 @@ use maud::{Markup, html};
 
 use super::links::Root;
 use super::markup::{
-    badge, bar, clear_of_tenant, link, or_unknown, quarantine, readable, set, set_of_tenant, table,
+    badge, bar, clear_of_further_limit, clear_of_tenant, link, or_unknown, quarantine, readable,
+    set, set_of_further_limit, set_of_tenant, table,
 };
 use super::{document, failed};
 use crate::admin::Window;
@@ -37,6 +38,7 @@ async fn all_of(
     let mut page = window.semaphore.list(from, most).await?;
     page.semaphores.sort_by(|a, b| a.name.as_str().cmp(b.name.as_str()));
     let tenants = window.semaphore.tenant_overrides().await?;
+    let further_limits = window.semaphore.further_limit_overrides().await?;
     let rows = html! { @for one in &page.semaphores { (listed(root, one)) } };
     let head = ["Name", "State", "In use", "Limit", "Use", "Waiting"];
     Ok(html! {
@@ -61,6 +63,20 @@ async fn all_of(
                         td { bdi { (readable(tenant)) } }
                         td { (set_of_tenant(*over)) }
                         td.do { (clear_of_tenant(root, name, tenant, *over)) }
+                    }
+                }
+            }))
+        }
+        @if !further_limits.is_empty() {
+            @let head = ["Name", "Limit", "Value", "Set", "Clear"];
+            (table("further-limit-overrides", "Set for further limits", &head, &html! {
+                @for one in &further_limits {
+                    tr id={ "set-" (one.semaphore) "@@" (one.limit) "@" (one.value) } {
+                        th scope="row" { (link(root, &one.semaphore)) }
+                        td { bdi { (readable(&one.limit)) } }
+                        td { bdi { (readable(&one.value)) } }
+                        td { (set_of_further_limit(Some(one.cap))) }
+                        td.do { (clear_of_further_limit(root, &one.semaphore, &one.limit, &one.value)) }
                     }
                 }
             }))

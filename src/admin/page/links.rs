@@ -47,6 +47,11 @@ impl Root {
         format!("{}/tenants/{}", self.semaphore(name), segment(tenant.as_str()))
     }
 
+    pub(super) fn further_limit(&self, name: &Name, limit: &Name, value: &Name) -> String {
+        let of = self.semaphore(name);
+        format!("{of}/limits/{}/{}", segment(limit.as_str()), segment(value.as_str()))
+    }
+
     pub(super) fn permit(&self, name: &Name, id: PlaceId) -> String {
         format!("{}/permits/{}", self.semaphore(name), segment(&id.to_string()))
     }

@@ -159,6 +159,10 @@ pub(super) fn set_of_tenant(set: TenantOverride) -> String {
     }
 }
 
+pub(super) fn set_of_further_limit(set: Option<u32>) -> String {
+    set.map_or_else(|| "–".to_owned(), |cap| format!("cap {cap}"))
+}
+
 /// A bar: a value out of a maximum.
 pub(super) fn bar(value: u64, of: Option<u32>, what: &str) -> Markup {
     html! {
@@ -216,6 +220,24 @@ pub(super) fn clear_of_tenant(
         @if set.limit.is_some() { (clear("Clear cap", "cap", "limit")) }
         @if set.weight.is_some() { (clear("Clear weight", "weight", "weight")) }
     }
+}
+
+/// A further limit in words, such as `route /chat`.
+pub(super) fn shown_limit(limit: &Name, value: &Name) -> String {
+    format!("{} {}", readable(limit), readable(value))
+}
+
+pub(super) fn clear_of_further_limit(
+    root: &Root,
+    name: &Name,
+    limit: &Name,
+    value: &Name,
+) -> Markup {
+    let (shown, of) = (shown_limit(limit, value), readable(name));
+    let title = format!("Clear the cap of {shown} at {of}?");
+    let text = "What requests ask for applies again.".to_owned();
+    let url = root.further_limit(name, limit, value);
+    Action::new("Clear cap", "DELETE", url, title, text).render(Some(&shown))
 }
 
 #[cfg(test)]

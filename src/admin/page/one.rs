@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use super::links::Root;
 use super::markup::{
-    Action, badge, bar, clear_of_tenant, or_unknown, process_name, quarantine, readable, seconds,
-    set_of_tenant, table, tenant_name,
+    Action, badge, bar, clear_of_further_limit, clear_of_tenant, or_unknown, process_name,
+    quarantine, readable, seconds, set_of_further_limit, set_of_tenant, shown_limit, table,
+    tenant_name,
 };
 use super::{document, failed};
 use crate::admin::Window;
@@ -21,7 +22,7 @@ use crate::admin::view::{limit_of, limit_of_policies};
 use crate::name::Name;
 use crate::protocol::{Mode, PauseCause, Rate};
 use crate::semaphore::{
-    Holder, Inspection, PlaceId, ProcessUse, RateUse, TenantId, TenantUse, Waiter,
+    FurtherLimitUse, Holder, Inspection, PlaceId, ProcessUse, RateUse, TenantId, TenantUse, Waiter,
 };
 
 pub(in crate::admin) async fn one(
@@ -333,7 +334,7 @@ impl One<'_> {
     }
 
     fn further_limits(&self) -> Markup {
-        let head = ["Limit", "Value", "In use", "Waiting", "Cap"];
+        let head = ["Limit", "Value", "In use", "Waiting", "Cap", "Set", "Change"];
         table(
             "further-limits",
             "Further limits",
@@ -348,13 +349,33 @@ impl One<'_> {
                             th scope="row" { "unknown to this process" }
                             td { "–" }
                         }
-                        td.n { (one.in_use) " " (bar(one.in_use, Some(one.cap), "in use")) }
+                        td.n { (one.in_use) " " (bar(one.in_use, one.set.or(Some(one.cap)), "in use")) }
                         td.n { (one.waiting) }
                         td.n { (one.cap) }
+                        td { (set_of_further_limit(one.set)) }
+                        td.do {
+                            @if let (Some(limit), Some(value)) = (&one.name, &one.value) {
+                                (self.change_of_further_limit(one, limit, value))
+                            } @else { "its name is unknown" }
+                        }
                     }
                 }
             },
         )
+    }
+
+    fn change_of_further_limit(&self, one: &FurtherLimitUse, limit: &Name, value: &Name) -> Markup {
+        let (shown, of) = (shown_limit(limit, value), readable(self.name));
+        let url = self.root.further_limit(self.name, limit, value);
+        let title = format!("Set the cap of {shown} at {of}");
+        let text = "Applies to requests that arrive from then on, in the whole fleet.".to_owned();
+        let label = "Permits, from 0 (all are refused) to 4294967295";
+        let cap =
+            Action::new("Set cap", "PUT", url, title, text).limit(label, one.set.or(Some(one.cap)));
+        html! {
+            (cap.render(Some(&shown)))
+            @if one.set.is_some() { (clear_of_further_limit(self.root, self.name, limit, value)) }
+        }
     }
 
     fn change_of_tenant(&self, one: &TenantUse, tenant: &Name) -> Markup {

@@ -23,6 +23,7 @@ use self::adaptive::Adaptations;
 use self::pauses::{Pauses, Reading};
 use crate::backend::Overrides;
 use crate::error::BackendError;
+use crate::further::{FurtherLimitOverride, cap_field, limit_of_field};
 use crate::name::Name;
 use crate::node::server::servers::{REDIRECT_LOOP, REDIRECT_PAUSE};
 use crate::node::shared_session::SharedSession;
@@ -40,8 +41,8 @@ pub(crate) struct OverrideCache {
     /// The key under which the server keeps them.
     key: Arc<str>,
     state: Mutex<Known>,
-    /// Whether any tenant has an override. Usually none has, and a tenant's request then needs no lock.
-    has_tenants: AtomicBool,
+    /// Whether any tenant or further limit has an override. Usually none has, and their requests then need no lock.
+    has_parts: AtomicBool,
     /// Whether a record is to be sent: of a pause, or of an adaptive limit.
     has_unsent: AtomicBool,
     answered: Notify,
@@ -93,7 +94,7 @@ impl OverrideCache {
         Self {
             key,
             state: Mutex::default(),
-            has_tenants: AtomicBool::new(false),
+            has_parts: AtomicBool::new(false),
             has_unsent: AtomicBool::new(false),
             answered: Notify::new(),
         }
@@ -122,7 +123,7 @@ impl OverrideCache {
 
     /// Returns the known override of a tenant.
     pub(crate) fn of_tenant(&self, name: &Name, tenant: &Name) -> TenantOverride {
-        if !self.has_tenants.load(Ordering::Acquire) {
+        if !self.has_parts.load(Ordering::Acquire) {
             return TenantOverride::default();
         }
         let state = lock(&self.state);
@@ -146,6 +147,29 @@ impl OverrideCache {
             (name, tenant, of_tenant)
         };
         tenants.into_iter().map(with_override).collect()
+    }
+
+    /// Returns the known cap of a further limit in place of what requests ask for.
+    pub(crate) fn cap_of(&self, name: &Name, limit: &Name, value: &Name) -> Option<u32> {
+        if !self.has_parts.load(Ordering::Acquire) {
+            return None;
+        }
+        lock(&self.state).overrides.of(&cap_field(name, limit, value)).limit
+    }
+
+    /// Returns the known overrides of all further limits, by semaphore, limit and value.
+    pub(crate) fn of_further_limits(&self) -> Vec<FurtherLimitOverride> {
+        let state = lock(&self.state);
+        let limits = state.overrides.names.iter().filter_map(|(field, set)| {
+            let ([semaphore, limit, value], cap) = (limit_of_field(field)?, set.limit?);
+            Some(FurtherLimitOverride { semaphore, limit, value, cap })
+        });
+        let mut limits: Vec<_> = limits.collect();
+        let key = |of: &FurtherLimitOverride| {
+            [&of.semaphore, &of.limit, &of.value].map(|name| name.as_str().to_owned())
+        };
+        limits.sort_by_cached_key(key);
+        limits
     }
 
     /// Returns all known overrides of names.
@@ -274,8 +298,8 @@ impl OverrideCache {
         match answer {
             Ok(None) => state.failed = false,
             Ok(Some(new)) => {
-                let has_tenants = new.names.keys().any(|name| name.contains('@'));
-                self.has_tenants.store(has_tenants, Ordering::Release);
+                let has_parts = new.names.keys().any(|name| name.contains('@'));
+                self.has_parts.store(has_parts, Ordering::Release);
                 let old = std::mem::replace(&mut state.overrides, new);
                 let Known { overrides: new, pauses, adaptations, .. } = &mut *state;
                 let names = old.names.keys().chain(new.names.keys());

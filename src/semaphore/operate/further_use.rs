@@ -16,6 +16,8 @@ pub struct FurtherLimitUse {
     pub value: Option<Name>,
     /// The cap of its last listed place.
     pub cap: u32,
+    /// The cap that an operator set for requests that come from now on, if the name is known.
+    pub set: Option<u32>,
     /// The number of permits that are in use under it.
     pub in_use: u64,
     /// The number of waiting requests that need it, whatever they wait for.
@@ -49,6 +51,14 @@ impl FurtherUses {
                     (seen.name, seen.value) = names.of(*number).cloned().unzip();
                 }
             });
+            let semaphore = Name::from_stored(name);
+            for (_, seen) in &mut limits {
+                if let (Some(semaphore), Some(limit), Some(value)) =
+                    (&semaphore, &seen.name, &seen.value)
+                {
+                    seen.set = own.overrides.cap_of(semaphore, limit, value);
+                }
+            }
         }
         let mut limits: Vec<_> = limits.into_iter().map(|(_, limit)| limit).collect();
         limits.sort_by_key(|seen| std::cmp::Reverse((seen.waiting, seen.in_use)));
@@ -57,5 +67,5 @@ impl FurtherUses {
 }
 
 fn unused(limit: FurtherLimit) -> FurtherLimitUse {
-    FurtherLimitUse { name: None, value: None, cap: limit.cap(), in_use: 0, waiting: 0 }
+    FurtherLimitUse { name: None, value: None, cap: limit.cap(), set: None, in_use: 0, waiting: 0 }
 }

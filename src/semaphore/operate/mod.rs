@@ -1,5 +1,6 @@
 //! An operator's queries and commands.
 
+mod further;
 mod further_use;
 mod ids;
 mod inspect;
