@@ -47,7 +47,8 @@
 //!   ended; with a rate, three leases and 2 s, which is as long as the starts may be kept.
 //!
 //! If tenants share the permits of a key, order is that within a tenant; each tenant's cap is checked like that of the
-//! key, and a tenant at its cap may wait beside a free permit.
+//! key, and a tenant at its cap may wait beside a free permit. So it is with the models of requests, if they are limited:
+//! order is that of the requests that name the same model or none, and of one tenant where there are tenants.
 //!
 //! If this machine stood still even for the test, all times are longer by that.
 
@@ -61,7 +62,7 @@ use serde::Serialize;
 
 use self::adaptive::Numbers;
 use self::grants::{Pauses, Starts};
-use super::history::{At, End, Fair, Fault, Kind, Request, Run, What};
+use super::history::{At, End, Fair, Fault, Kind, MODELS, Request, Run, What};
 
 const MS: At = 1000;
 /// How long it may take until the upstream sees that it was cut off.
@@ -133,24 +134,34 @@ pub(crate) fn check(run: &Run) -> Report {
     let mut check = Check { run, report: Report::default() };
     check.figures();
     let tenants = 1 + run.requests.iter().map(|request| request.tenant).max().unwrap_or(0);
+    let of_tenants: Vec<_> = match run.rules.fair {
+        Fair::Arrival => vec![Of::default()],
+        _ => (0..tenants).map(|tenant| Of { tenant: Some(tenant), model: None }).collect(),
+    };
+    let models: Vec<_> = match run.rules.also {
+        None => vec![None],
+        Some(_) => (0..MODELS).map(Some).chain([None]).map(Some).collect(),
+    };
     for (key, limit) in run.rules.limits.iter().enumerate() {
-        check.cap(key, None, *limit);
+        check.cap(key, Of::default(), *limit);
         if let Some(rate) = run.rules.rates[key] {
             check.rate(key, rate);
         }
         check.pause(key);
         check.adaptive(key);
-        if run.rules.fair == Fair::Arrival {
-            check.order(key, None);
-            check.idle(key, None);
-            continue;
+        for model in 0..run.rules.also.map_or(0, |_| MODELS) {
+            let of = Of { tenant: None, model: Some(Some(model)) };
+            check.cap(key, of, run.rules.also.unwrap_or(usize::MAX));
         }
-        for tenant in 0..tenants {
+        for of in &of_tenants {
             if let Fair::Each(each) = run.rules.fair {
-                check.cap(key, Some(tenant), each);
+                check.cap(key, *of, each);
             }
-            check.order(key, Some(tenant));
-            check.idle(key, Some(tenant));
+            for model in &models {
+                let of = Of { model: *model, ..*of };
+                check.order(key, of);
+                check.idle(key, of);
+            }
         }
     }
     for (number, request) in run.requests.iter().enumerate() {
@@ -163,6 +174,27 @@ pub(crate) fn check(run: &Run) -> Report {
     check.rest();
     check.report.violations.sort_by_key(|violation| violation.at);
     check.report
+}
+
+/// Requests of a key: all, or those of one tenant, or with one model or none, or both.
+#[derive(Clone, Copy, Default)]
+struct Of {
+    tenant: Option<usize>,
+    model: Option<Option<usize>>,
+}
+
+impl Of {
+    fn has(self, request: &Request) -> bool {
+        self.tenant.is_none_or(|tenant| request.tenant == tenant)
+            && self.model.is_none_or(|model| request.model == model)
+    }
+}
+
+impl fmt::Display for Of {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tenant.map_or(Ok(()), |tenant| write!(f, " of tenant {tenant}"))?;
+        self.model.flatten().map_or(Ok(()), |model| write!(f, " of model {model}"))
+    }
 }
 
 struct Check<'a> {
@@ -256,11 +288,9 @@ impl Check<'_> {
         self.report.violations.push(Violation { rule, at, key: key.into(), text });
     }
 
-    /// Returns the requests of a key, or of one of its tenants.
-    fn of_key(&self, key: usize, tenant: Option<usize>) -> impl Iterator<Item = (usize, &Request)> {
-        let is_of = move |request: &Request| {
-            request.key == key && tenant.is_none_or(|tenant| request.tenant == tenant)
-        };
+    /// Returns these requests of a key.
+    fn of_key(&self, key: usize, of: Of) -> impl Iterator<Item = (usize, &Request)> {
+        let is_of = move |request: &Request| request.key == key && of.has(request);
         self.run.requests.iter().enumerate().filter(move |(_, request)| is_of(request))
     }
 
@@ -314,12 +344,11 @@ impl Check<'_> {
         spans
     }
 
-    fn cap(&mut self, key: usize, tenant: Option<usize>, limit: usize) {
-        let whose = tenant.map(|tenant| format!(" of tenant {tenant}")).unwrap_or_default();
+    fn cap(&mut self, key: usize, of: Of, limit: usize) {
         // Time, whether it arrives, which request, and whether the upstream sees it so or it counts so.
         let mut seen = Vec::new();
         let mut steps = Vec::new();
-        for (number, request) in self.of_key(key, tenant) {
+        for (number, request) in self.of_key(key, of) {
             for (index, stay) in request.stays.iter().enumerate() {
                 seen.push((stay.from, true));
                 seen.push((stay.to.unwrap_or(At::MAX), false));
@@ -331,7 +360,7 @@ impl Check<'_> {
         }
         seen.sort_unstable();
         steps.sort_unstable();
-        if tenant.is_none() {
+        if of.tenant.is_none() && of.model.is_none() {
             let (over, peak) = over(&seen, limit);
             self.report.over_ms += ms(over);
             self.report.peaks.push(peak);
@@ -365,7 +394,7 @@ impl Check<'_> {
             let most = limit * (1 + since.count().max(1));
             let Some(loss) = excuse else {
                 let text = format!(
-                    "request {number} came as number {} of {limit}{whose}, with {:?} in flight",
+                    "request {number} came as number {} of {limit}{of}, with {:?} in flight",
                     in_flight.len(),
                     in_flight.keys().collect::<Vec<_>>()
                 );
@@ -377,7 +406,7 @@ impl Check<'_> {
             *last = last.max(after);
             if in_flight.len() > most {
                 let text = format!(
-                    "request {number} came as number {} of {limit}{whose} {after} ms after Redis was back without its data, {most} at most",
+                    "request {number} came as number {} of {limit}{of} {after} ms after Redis was back without its data, {most} at most",
                     in_flight.len()
                 );
                 self.flag("cap", at, key, text);
@@ -387,11 +416,11 @@ impl Check<'_> {
 
     // ===== order =====
 
-    fn order(&mut self, key: usize, tenant: Option<usize>) {
+    fn order(&mut self, key: usize, of: Of) {
         // Two that are granted at once may be swapped on their way, but one alone may not.
         let slack = if self.run.rules.limits[key] == 1 { 0 } else { GAP };
         let reuse = if self.run.rules.reuse > 0 { REUSE } else { 0 };
-        let mut requests: Vec<_> = self.of_key(key, tenant).collect();
+        let mut requests: Vec<_> = self.of_key(key, of).collect();
         requests.sort_by_key(|(_, request)| request.sent);
         // The earliest arrival of this one and of all that were sent later, and which request it was.
         let mut earliest = vec![(At::MAX, 0); requests.len() + 1];
@@ -427,14 +456,18 @@ impl Check<'_> {
 
     // ===== idle =====
 
-    fn idle(&mut self, key: usize, tenant: Option<usize>) {
+    fn idle(&mut self, key: usize, of: Of) {
         // One that finds itself is at least this.
         let is_adaptive = self.run.rules.is_adaptive(key);
         let limit = if is_adaptive { 1 } else { self.run.rules.limits[key] };
         let each = if let Fair::Each(each) = self.run.rules.fair { each } else { usize::MAX };
+        let also = self.run.rules.also.unwrap_or(usize::MAX);
         let mut seen = Vec::new();
-        for (_, request) in self.of_key(key, None) {
-            let is_own = tenant.is_some_and(|tenant| request.tenant == tenant);
+        for (_, request) in self.of_key(key, Of::default()) {
+            let is_own = [
+                of.tenant.is_some_and(|tenant| request.tenant == tenant),
+                of.model.flatten().is_some_and(|model| request.model == Some(model)),
+            ];
             for stay in &request.stays {
                 seen.push((stay.from, true, is_own));
                 seen.push((stay.to.unwrap_or(At::MAX), false, is_own));
@@ -442,16 +475,14 @@ impl Check<'_> {
         }
         seen.sort_unstable();
         // The times with free permits.
-        let (mut room, mut since, mut in_flight, mut own) = (Vec::new(), Some(0), 0, 0);
+        let (mut room, mut since, mut in_flight, mut own) = (Vec::new(), Some(0), 0, [0; 2]);
         for (at, comes, is_own) in seen {
-            if comes {
-                in_flight += 1;
-                own += usize::from(is_own);
-            } else {
-                in_flight -= 1;
-                own -= usize::from(is_own);
-            }
-            let is_room = in_flight < limit && own < each;
+            let count = |count: &mut usize, by: usize| {
+                *count = if comes { *count + by } else { *count - by };
+            };
+            count(&mut in_flight, 1);
+            own.iter_mut().zip(is_own).for_each(|(own, is)| count(own, usize::from(is)));
+            let is_room = in_flight < limit && own[0] < each && own[1] < also;
             match since {
                 Some(from) if !is_room => {
                     room.push((from, at));
@@ -465,7 +496,7 @@ impl Check<'_> {
         let mut room = self.run.closed(key).into_iter().fold(room, without);
         room.retain(|(from, to)| to - from >= IDLE);
         let mut flags = Vec::new();
-        for (number, request) in self.of_key(key, tenant) {
+        for (number, request) in self.of_key(key, of) {
             let Some(turn) = request.turn() else { continue };
             let waited = (request.sent, turn);
             let idle = room.iter().map(|room| overlap(*room, waited)).max().unwrap_or(0);

@@ -35,6 +35,9 @@ pub(crate) struct Run {
     pub(crate) in_flight_left: usize,
 }
 
+/// The number of models of a key, if they are limited.
+pub(crate) const MODELS: usize = 2;
+
 /// The configuration of the gateways.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Rules {
@@ -52,6 +55,8 @@ pub(crate) struct Rules {
     pub(crate) reuse: usize,
     /// The key whose limit finds itself, from 1 to that of the rules, if there is one.
     pub(crate) adaptive: Option<usize>,
+    /// How many permits of a key the requests with one model may have, if that is limited.
+    pub(crate) also: Option<usize>,
 }
 
 impl Rules {
@@ -106,6 +111,8 @@ pub(crate) struct Request {
     pub(crate) key: usize,
     /// The tenant of that key that sent it; 0 without tenants.
     pub(crate) tenant: usize,
+    /// The model that it asks for, if models are limited and it names one.
+    pub(crate) model: Option<usize>,
     /// The process that it was sent to.
     pub(crate) gateway: usize,
     pub(crate) kind: Kind,

@@ -22,7 +22,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::history::{End, Kind, Recorder, Request, Stay, us};
+use super::history::{End, Kind, MODELS, Recorder, Request, Stay, us};
 use super::plan::SLOTS;
 
 /// The key of requests that show the order: one permit, short work.
@@ -170,6 +170,8 @@ pub(crate) struct Load {
     pub(crate) stop: AtomicBool,
     /// The number of tenants that share the permits of a key.
     pub(crate) tenants: usize,
+    /// Whether most requests name a model.
+    pub(crate) models: bool,
     /// Whether clients send several requests to one gateway, without a pause, so that permits are passed on there.
     pub(crate) bursts: bool,
     /// When the upstream asks for the next pause.
@@ -259,9 +261,11 @@ impl Load {
         let stream = FRAME * u32::try_from(frames).unwrap();
         let later = self.is_pause_due(key, kind, rng);
         let tenant = if self.tenants > 1 { rng.usize(..self.tenants) } else { 0 };
+        let model = Some(rng.usize(..=MODELS)).filter(|model| self.models && *model < MODELS);
         let number = self.recorder.sent(Request {
             key,
             tenant,
+            model,
             gateway,
             kind,
             work: ms * 1000,
@@ -275,7 +279,7 @@ impl Load {
         });
         let bytes = if kind == Kind::Slow { MUCH } else { 0 };
         let body = Full::from(if kind == Kind::Post { vec![b'x'; POSTED] } else { Vec::new() });
-        let request = hyper::Request::builder()
+        let mut request = hyper::Request::builder()
             .method(if kind == Kind::Post { "POST" } else { "GET" })
             .uri(format!("/{}?ms={ms}&frames={frames}&bytes={bytes}&later={later}", rule(key)))
             .header("host", "upstream")
@@ -284,6 +288,9 @@ impl Load {
             .header("x-number", number)
             .body(body)
             .unwrap();
+        if let Some(model) = model {
+            request.headers_mut().insert("x-model", model.into());
+        }
         let patience = match kind {
             Kind::Impatient => Duration::from_millis(rng.u64(1..200)),
             // Far past every bound, including those of a gateway that sleeps for a while.

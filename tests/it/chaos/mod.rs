@@ -1,6 +1,6 @@
 //! Chaos: real gateways on one Redis, a fault every few hundred ms, and a checker that reads the result.
 //!
-//! One key has a rate beside its limit. The upstream of another asks for pauses, and an operator ends some of them. The
+//! Requests can name a model, of which each key has a few permits beside its limit. One key has a rate. The upstream of another asks for pauses, and an operator ends some of them. The
 //! limit of that key can find itself.
 //!
 //! A run has a seed, which decides its schedule of faults: the same seed gives the same schedule. What the clients meet
@@ -61,6 +61,17 @@ async fn watch_stalls(recorder: Arc<Recorder>) {
     }
 }
 
+/// What runs differ in.
+#[derive(Clone, Copy, Debug, Default)]
+struct Setting {
+    shape: Shape,
+    fair: Fair,
+    /// The number of gateways that pass permits on.
+    reuse: usize,
+    /// How many permits of a key the requests with one model may have, if that is limited.
+    also: Option<usize>,
+}
+
 /// Runs from beginning to end.
 struct Course {
     recorder: Arc<Recorder>,
@@ -107,7 +118,7 @@ async fn operate(course: &Course, is_over: &AtomicBool, seed: u64) {
 }
 
 impl Course {
-    async fn begin(shape: Shape, fair: Fair, reuse: usize) -> Self {
+    async fn begin(Setting { shape, fair, reuse, also }: Setting) -> Self {
         let limits = LIMITS.to_vec();
         let [.., longest] = MAX_PAUSES;
         let rules = Rules {
@@ -120,6 +131,7 @@ impl Course {
             fair,
             reuse,
             adaptive: number("CHAOS_ADAPTIVE").map(|_| PAUSED),
+            also,
         };
         let recorder = Arc::new(Recorder::new(rules));
         let world = World::start(Arc::clone(&recorder)).await;
@@ -140,6 +152,7 @@ impl Course {
             addresses: Arc::clone(&world.addresses),
             stop: AtomicBool::new(false),
             tenants: if fair == Fair::Arrival { 1 } else { TENANTS },
+            models: also.is_some(),
             bursts: reuse > 0,
             next_pause: AtomicU64::new(u64::MAX),
         });
@@ -203,13 +216,13 @@ impl Course {
     }
 }
 
-async fn run(shape: Shape, fair: Fair, reuse: usize, seed: u64, length: Duration) -> Run {
-    println!("{shape:?}, {fair:?}, {reuse} with reuse, seed {seed}, {length:?} of faults");
-    let course = Course::begin(shape, fair, reuse).await;
+async fn run(setting: Setting, seed: u64, length: Duration) -> Run {
+    println!("{setting:?}, seed {seed}, {length:?} of faults");
+    let course = Course::begin(setting).await;
     let clients = course.load.start(seed);
     let is_over = AtomicBool::new(false);
     let faults = async {
-        course.faults(plan(shape, seed, length)).await;
+        course.faults(plan(setting.shape, seed, length)).await;
         is_over.store(true, Ordering::Relaxed);
     };
     tokio::join!(faults, operate(&course, &is_over, seed));
@@ -225,6 +238,7 @@ fn warm_up() -> history::Request {
     history::Request {
         key: ONE,
         tenant: 0,
+        model: None,
         gateway: 0,
         kind: Kind::Short,
         work: 0,
@@ -273,8 +287,8 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
-async fn chaos(shape: Shape, fair: Fair, reuse: usize, seed: u64, length: Duration) -> Report {
-    let run = run(shape, fair, reuse, seed, length).await;
+async fn chaos(setting: Setting, seed: u64, length: Duration) -> Report {
+    let run = run(setting, seed, length).await;
     let report = checker::check(&run);
     publish(seed, &run, &report);
     assert!(report.violations.is_empty(), "seed {seed}: {} violations", report.violations.len());
@@ -283,7 +297,8 @@ async fn chaos(shape: Shape, fair: Fair, reuse: usize, seed: u64, length: Durati
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short() {
-    let report = chaos(Shape::One, Fair::Arrival, 2, 3, Duration::from_secs(18)).await;
+    let report =
+        chaos(Setting { reuse: 2, ..Setting::default() }, 3, Duration::from_secs(18)).await;
     // The run must have met these.
     assert!(report.granted > 500, "{} granted", report.granted);
     assert!(report.compared > 100, "{} compared", report.compared);
@@ -295,11 +310,22 @@ async fn short() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short_with_tenants() {
-    let report = chaos(Shape::One, Fair::Each(2), 0, 5, Duration::from_secs(14)).await;
+    let report =
+        chaos(Setting { fair: Fair::Each(2), ..Setting::default() }, 5, Duration::from_secs(14))
+            .await;
     assert!(report.granted > 300, "{} granted", report.granted);
     assert!(report.faults.len() >= 8, "{:?}", report.faults);
     assert!(report.starts.iter().all(|starts| starts.count > 50), "{:?}", report.starts);
     assert!(report.pauses.judged_ms > 100.0, "{:?}", report.pauses);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_with_further_limits() {
+    let setting = Setting { fair: Fair::Shares, also: Some(2), ..Setting::default() };
+    let report = chaos(setting, 7, Duration::from_secs(14)).await;
+    assert!(report.granted > 300, "{} granted", report.granted);
+    assert!(report.faults.len() >= 8, "{:?}", report.faults);
+    assert!(report.compared > 50, "{} compared", report.compared);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -313,14 +339,9 @@ async fn short_on_sentinel() {
 }
 
 async fn on_several(shape: Shape) {
-    let report = chaos(
-        shape,
-        Fair::Arrival,
-        if shape == Shape::Cluster { SLOTS } else { 0 },
-        3,
-        Duration::from_secs(14),
-    )
-    .await;
+    let reuse = if shape == Shape::Cluster { SLOTS } else { 0 };
+    let setting = Setting { shape, reuse, ..Setting::default() };
+    let report = chaos(setting, 3, Duration::from_secs(14)).await;
     assert!(report.granted > 300, "{} granted", report.granted);
     assert!(report.faults.len() >= 4, "{:?}", report.faults);
     assert!(report.starts.iter().all(|starts| starts.count > 50), "{:?}", report.starts);
@@ -371,5 +392,7 @@ async fn long() {
         (Some(_), Some(each)) => Fair::Each(each.try_into().expect("a few")),
     };
     let reuse = number("CHAOS_REUSE").map_or(0, |reuse| reuse.try_into().expect("a few"));
-    chaos(shape, fair, reuse, seed, Duration::from_secs(60 * minutes)).await;
+    let also = number("CHAOS_ALSO").map(|also| also.try_into().expect("a few"));
+    let setting = Setting { shape, fair, reuse, also };
+    chaos(setting, seed, Duration::from_secs(60 * minutes)).await;
 }

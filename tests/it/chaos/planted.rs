@@ -23,6 +23,7 @@ fn clean() -> Run {
             fair: Fair::Arrival,
             reuse: 0,
             adaptive: None,
+            also: None,
         },
         gateways: vec![Life::default(); 3],
         ..Run::default()
@@ -48,6 +49,7 @@ fn request(key: usize, gateway: At, sent: At, from: At, to: At) -> Request {
     Request {
         key,
         tenant: 0,
+        model: None,
         gateway: usize::try_from(gateway).unwrap(),
         kind: Kind::Short,
         work: to - from,
@@ -541,6 +543,58 @@ fn a_gateway_that_serves_only_other_keys_after_a_failover_is_found() {
             }
         }
     });
+}
+
+#[test]
+fn a_model_over_its_cap_is_found() {
+    let mut run = clean();
+    run.rules.also = Some(1);
+    for (number, request) in run.requests.iter_mut().enumerate() {
+        request.model = [Some(0), Some(1), None][number % 3];
+    }
+    assert_eq!(rules(&check(&run)), [""; 0]);
+    let first = first(&mut run, 1, 4 * S).stays[0].from;
+    // The other permit of the key at that time is of the same model.
+    let together = run.requests.iter_mut().filter(|request| {
+        request.key == 1 && request.stays.iter().any(|stay| stay.from.abs_diff(first) < 10 * MS)
+    });
+    assert_eq!(together.map(|request| request.model = Some(1)).count(), 2);
+    assert_eq!(rules(&check(&run)), ["cap"]);
+    run.rules.also = Some(2);
+    assert_eq!(rules(&check(&run)), [""; 0], "two are allowed");
+}
+
+#[test]
+fn the_order_is_that_within_a_model() {
+    let mut run = clean();
+    run.rules.also = Some(1);
+    let late = request(0, 0, 3 * S, 5 * S + 195 * MS, 5 * S + 199 * MS);
+    run.requests.push(Request { model: Some(1), ..late });
+    assert_eq!(rules(&check(&run)), [""; 0], "another model");
+    run.requests.last_mut().unwrap().model = None;
+    assert_eq!(rules(&check(&run)), ["order"]);
+}
+
+#[test]
+fn a_full_model_may_wait_beside_a_free_permit() {
+    for (tenant, other) in [(0, 1), (1, 1)] {
+        let mut run = clean();
+        run.rules.also = Some(1);
+        if tenant == 1 {
+            run.rules.fair = Fair::Each(2);
+        }
+        run.requests.retain(|request| request.key == 0);
+        let long = request(1, 0, 0, 200 * MS, 4 * S);
+        run.requests.push(Request { work: 4 * S, model: Some(0), ..long });
+        let waits = request(1, 1, S, 4 * S + 10 * MS, 4 * S + 20 * MS);
+        run.requests.push(Request { model: Some(0), tenant, ..waits });
+        assert_eq!(rules(&check(&run)), [""; 0]);
+        // A request of another model, or without one, would have to be served.
+        for model in [Some(other), None] {
+            run.requests.last_mut().unwrap().model = model;
+            assert_eq!(rules(&check(&run)), ["idle"], "{model:?}");
+        }
+    }
 }
 
 /// The clean history, with three tenants, each of which has this cap.

@@ -14,12 +14,12 @@ use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::checker::{self, Report};
-use super::history::{At, End, Fair, Kind, Run, us};
+use super::history::{At, End, Kind, Run, us};
 use super::load::{self, FEW, KEYS, LONG, Load, ONE};
 use super::memory::{Series, Verdict, median};
-use super::plan::{Shape, gentle};
+use super::plan::gentle;
 use super::world::World;
-use super::{Course, explain, number, target, write};
+use super::{Course, Setting, explain, number, target, write};
 
 /// The names except [`KEYS`]: each has one permit.
 const TENANTS: usize = KEYS.len();
@@ -160,7 +160,7 @@ async fn watch(world: Arc<World>, began: Instant, samples: Arc<Mutex<Vec<Sample>
 
 async fn soak(seed: u64, length: Duration, rate: u32) -> Soak {
     println!("seed {seed}, {length:?}, {rate} requests/s");
-    let course = Course::begin(Shape::One, Fair::Arrival, 0).await;
+    let course = Course::begin(Setting::default()).await;
     let (began, start) = (Instant::now(), course.recorder.now());
     let samples = Arc::<Mutex<Vec<Sample>>>::default();
     let watching = tokio::spawn(watch(Arc::clone(&course.world), began, Arc::clone(&samples)));

@@ -67,8 +67,12 @@ fn contents(rules: &Rules, slot: usize) -> String {
     if let Fair::Each(each) = rules.fair {
         all += &format!("each = {each}\n");
     }
+    if let Some(also) = rules.also {
+        all += &format!("also = [\"model:header:x-model={also}\"]\n");
+    }
     let limits = [ONE, FEW, LONG].map(|key| format!("{} = {}", KEYS[key], LIMITS[key])).join(", ");
-    let plain = format!("key = \"header:x-key\"\nlimit = 1\nlimit-for = {{ {limits} }}\n");
+    let plain =
+        format!("key = \"header:x-key\"\nlimit = {}\nlimit-for = {{ {limits} }}\n", LIMITS[FEW]);
     let rated = format!("limit = {}\n", LIMITS[RATED]);
     let pause = ms(MAX_PAUSES[slot]);
     let mut paused =

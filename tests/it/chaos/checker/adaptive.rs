@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Check;
+use super::{Check, Of};
 
 /// What a run's adaptive limit did.
 #[derive(Debug, Default, Serialize)]
@@ -29,7 +29,7 @@ impl Check<'_> {
                 self.flag("adaptive", number.changed, key, text);
             }
         }
-        let all = self.of_key(key, None);
+        let all = self.of_key(key, Of::default());
         let refusals = all.filter(|(_, request)| request.later && request.came().is_some()).count();
         if let Some(at) = decreases.get(refusals) {
             let text = format!("{} decreases, and {refusals} refusals", decreases.len());
