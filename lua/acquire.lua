@@ -192,8 +192,9 @@ if not is_plain then
     if not opening_of and (is_second or is_rated) then
       --@rate
     end
-    -- Whether all can be granted at once: no waiting place could be served, and no cap forbids it.
-    if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or leaving == 0)) then
+    -- Whether all can be granted at once: no waiting place could be served, and no cap forbids it. Without claims, a reply
+    -- in short tells that no place waits, so none does.
+    if not is_tried and (not turn[1] or claims and turn[2] == 'inf' and (is_second or leaving == 0)) then
       is_tried = true
       local writes, count, all, room = {}, 0, units, limit
       local fits, seen, share, of_call, has, turns, under = true, nil, nil, nil, nil, nil, nil

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::task::JoinSet;
 use tower_semaphore::backend::MemoryBackend;
-use tower_semaphore::{ConcurrencyLimitLayer, Policy, Semaphore};
+use tower_semaphore::{Ask, ConcurrencyLimitLayer, Policy, Semaphore};
 
 const NAME: &str = "pool";
 
@@ -228,7 +228,7 @@ mod redis {
         let redis = TestRedis::start();
         let semaphore = redis.semaphore();
         warm(&semaphore).await;
-        let ask = tower_semaphore::Ask::from(NAME).by("one");
+        let ask = Ask::from(NAME).by("one");
         let (began, before, mut count) = (Instant::now(), redis.calls("evalsha"), 0u64);
         while began.elapsed() < Duration::from_secs(1) {
             drop(semaphore.acquire(ask.clone(), &policy(1)).await.unwrap());
@@ -433,5 +433,30 @@ mod fleet {
         assert_eq!(all, [200; 4]);
         assert!(began.elapsed() < Duration::from_secs(2 + 1 + 1), "{:?}", began.elapsed());
         fleet.quiet().await;
+    }
+}
+
+/// While lines wait for a cap that is full, permits are free, and a request that no cap concerns is granted at once: that
+/// tells nothing of who waits.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_request_beside_full_caps_does_not_make_its_process_pass_permits_on() {
+    let caps: [fn() -> Ask; 2] =
+        [|| Ask::of(NAME).also("model", "opus", 1), || Ask::of(NAME).by("acme").each(1)];
+    for ask in caps {
+        let redis = crate::support::redis::TestRedis::start();
+        let [one, other] = [redis.semaphore(), redis.semaphore()];
+        let held = one.acquire(ask(), &policy(9)).await.unwrap();
+        let waits = tokio::spawn(other.acquire(ask(), &policy(9)));
+        let is_waiting = async || other.inspect(NAME).await.unwrap().waiting == 1;
+        crate::support::eventually("it waits", is_waiting).await;
+        let beside = one.acquire(NAME, &policy(9)).await.unwrap();
+        drop(held);
+        let mut next = Box::pin(one.acquire(ask(), &policy(9)));
+        let is_granted = (&mut next).now_or_never().is_some();
+        assert!(!is_granted, "passed on, although another process waits: {:?}", ask());
+        drop(waits.await.unwrap().unwrap());
+        drop(next.await.unwrap());
+        drop(beside);
     }
 }

@@ -33,7 +33,8 @@ impl Ledger {
         self.settle(caller.now);
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
-        if self.all_fit(caller, ids) {
+        let has_claims = leaving.iter().chain(ids).any(|id| id.claim.is_some());
+        if self.all_fit(caller, has_claims, ids) {
             if self.starts.is_some()
                 && let Some(last) = ids.last()
             {

@@ -19,9 +19,10 @@ enum Next {
 
 impl Ledger {
     /// Whether all newcomers can be granted at once, with nothing to sweep: no waiting place could be served, and every
-    /// cap has room.
-    pub(super) fn all_fit(&self, caller: Caller, ids: &[PlaceId]) -> bool {
-        if !self.queue.is_empty() {
+    /// cap has room. `has_claims`: any id of the call has a claim; without, nobody waits at all, because a reply in short
+    /// tells that to the caller.
+    pub(super) fn all_fit(&self, caller: Caller, has_claims: bool, ids: &[PlaceId]) -> bool {
+        if !self.queue.is_empty() || !has_claims && self.waiting() > 0 {
             return false;
         }
         let Some(fair) = &self.lines else {

@@ -129,7 +129,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 9] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 84] = [
     ("acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
@@ -181,6 +181,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 83] = [
         "(of_call[tenant] or 0) + 1",
     ),
     ("acquire", "for i = 1, #turns do fits = fits and not turns[i] end", ""),
+    ("acquire", "not turn[1] or claims and turn[2]", "not turn[1] or turn[2]"),
     ("acquire", "          for j = 2, cost do\n", "          for j = 3, cost do\n"),
     ("acquire", "        all = all + cost\n", "        all = all + 1\n"),
     ("acquire", "        --@write\n        if is_rated", "        --@add\n        if is_rated"),
