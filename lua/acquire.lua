@@ -58,7 +58,8 @@
 --           free and a place that could have it waited: call again at once
 --           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant is
 --           at its cap | -4 it costs more than it could ever get | -5, -6, -7 its first, second or third further limit
---           is full | -7 - ms a permit is free, but its rate allows no grant for so long
+--           is full | -7 - ms a permit is free, but its rate allows no grant for so long. The ticket of a newcomer has
+--           2^28, 2 * 2^28 or 3 * 2^28 added if that limit is full
 --           earliest < 0: only its rate keeps back the next in turn, for so many ms
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 if the set is empty, 1 more if any leave, for any number of ids; 12
@@ -465,6 +466,8 @@ for i = 1, count do
           is_last = k == 268435455
         end
         status, stands_at = 1e14 + k, k / 268435456 - f
+        -- The further limit that is full.
+        if refused <= -5 and refused >= -7 then status = status + (-4 - refused) * 268435456 end
         lines[digits], tails[digits] = line + 1, k
       end
       if own_turn and leads and (digits or not never_fits(id)) then

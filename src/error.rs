@@ -232,8 +232,8 @@ impl Rejected {
 
     /// Returns the name of the [further limit](crate::Ask::also), such as `route`, that was full, or that the request's cost
     /// exceeds: if the reason is [`FurtherLimit`](RejectReason::FurtherLimit), or maybe
-    /// [`CostTooHigh`](RejectReason::CostTooHigh). A request that waited in vain may have waited for several in turn, so
-    /// none is named.
+    /// [`CostTooHigh`](RejectReason::CostTooHigh). With [`QueueTimeout`](RejectReason::QueueTimeout), of the limits that
+    /// were full when the request began to wait, the first; it may have waited for others since.
     ///
     /// # Examples
     ///
@@ -399,7 +399,13 @@ impl fmt::Display for Said<'_> {
             RejectReason::QueueFull => self.write_queue(f),
             RejectReason::QueueTimeout if self.rejected.is_of_rate() => self.write_no_start(f),
             RejectReason::QueueTimeout => {
-                match each.filter(|_| self.rejected.is_tenant_full) {
+                let is_tenant_full = self.rejected.is_tenant_full;
+                if let Some((limit, cap)) = self.rejected.further().filter(|_| !is_tenant_full) {
+                    let within = Within(waited);
+                    write!(f, "no permit{of} came free {within}; ")?;
+                    return write!(f, "its {limit} limit of {cap} was full when it began to wait");
+                }
+                match each.filter(|_| is_tenant_full) {
                     Some(each) => {
                         write!(f, "none of the {each} permits{of} that the tenant may have")?;
                     }

@@ -142,7 +142,10 @@ impl Refusal {
                 "none of the permits of {policy} that the tenant may have came free {waited}"
             ),
             RefusalReason::QueueTimeout => {
-                format!("no permit of {policy} came free {waited}")
+                let full = self
+                    .limit_name()
+                    .map(|limit| format!("; its {limit} limit was full when it began to wait"));
+                format!("no permit of {policy} came free {waited}{}", full.unwrap_or_default())
             }
             RefusalReason::Hopeless => {
                 format!("no permit of {policy} will come free in time")

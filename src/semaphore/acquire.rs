@@ -198,6 +198,7 @@ impl Acquire {
         match progress {
             Progress::Refused {
                 reason,
+                full,
                 usage,
                 limit,
                 rate,
@@ -213,7 +214,7 @@ impl Acquire {
                 let reason = self.reason(reason, limit == Some(0) && !is_tenant_full);
                 place.count_refusal();
                 let name = Arc::clone(place.name());
-                let further = place.further_limit(reason, self.claim);
+                let further = place.further_limit(reason, full, self.claim);
                 self.limit = limit.unwrap_or(self.limit);
                 let (cost, each) =
                     self.claim.map_or((1, None), |claim| (claim.cost(), claim.each()));

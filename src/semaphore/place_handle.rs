@@ -314,17 +314,20 @@ impl PlaceHandle {
         }
     }
 
-    /// Returns name and cap of the further limit for which a request with this claim was refused.
+    /// Returns name and cap of the further limit for which a request with this claim was refused. `full`: the index of the
+    /// one that was full when it began to wait.
     #[cold]
     pub(super) fn further_limit(
         &self,
         reason: RejectReason,
+        full: Option<u8>,
         claim: Option<Claim>,
     ) -> Option<(Arc<str>, u32)> {
         let claim = claim?;
         let mut further = claim.further().iter();
         let limit = match reason {
             RejectReason::FurtherLimit(index) => further.nth(index.into()),
+            RejectReason::QueueTimeout => further.nth(full?.into()),
             RejectReason::CostTooHigh => further.find(|limit| limit.cap() < claim.cost()),
             _ => None,
         }?;

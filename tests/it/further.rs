@@ -67,6 +67,24 @@ async fn a_full_route_is_named_and_the_others_of_the_tenant_go_on() {
     assert_eq!(call(&layer, "/chat", &acme).await.status(), StatusCode::OK);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_wait_in_vain_for_a_full_route_says_so() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "llm").limit(10).also("route", route, 1);
+    let layer = layer.wait_timeout(Duration::from_secs(1)).build().unwrap();
+    let _held = call(&layer, "/chat", &[]).await;
+    let refused = call(&layer, "/chat", &[]).await;
+    assert_eq!(refused.headers()["ratelimit"], "\"llm/route\";r=0");
+    let body = refused.into_body().collect().await.unwrap().to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(problem["reason"], "queue_timeout");
+    assert_eq!(problem["violated-policies"], serde_json::json!(["llm/route"]));
+    assert_eq!(
+        problem["detail"],
+        "no permit of llm came free within 1.0 s; its route limit was full when it began to wait"
+    );
+}
+
 #[tokio::test]
 async fn a_request_without_a_value_does_not_count_under_that_limit() {
     let semaphore = Semaphore::in_memory();

@@ -1455,7 +1455,9 @@ impl World {
                         self.saw(Seen::HintRepaired);
                     }
                 }
-                PlaceStatus::Waiting(_) if slot.is_asking() && !is_held(slot) => {
+                PlaceStatus::Waiting(_) | PlaceStatus::WaitingFor(..)
+                    if slot.is_asking() && !is_held(slot) =>
+                {
                     slot.acked = sent;
                     slot.has_ticket = true;
                 }

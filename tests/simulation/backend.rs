@@ -464,7 +464,7 @@ impl Port {
             Some(Planted::TakesOthersForOwn) => {
                 for answer in &mut answers.answers {
                     if let Response::Reply { reply, .. } = answer {
-                        let is_waiting = |it: &&_| matches!(it, PlaceStatus::Waiting(_));
+                        let is_waiting = |it: &&PlaceStatus| it.ticket().is_some();
                         let own = reply.statuses.iter().filter(is_waiting).count() as u64;
                         let usage = reply.usage.iter_mut().filter(|_| own > 0);
                         usage.for_each(|of| of.waiting = own);
@@ -1524,7 +1524,7 @@ impl Store {
 /// Returns whether an answer can be why a place has a permit: by itself, or with a hint that came before it.
 fn may_grant(answer: &Response) -> bool {
     let Response::Reply { reply, .. } = answer else { return false };
-    let is_there = |it: &_| matches!(it, PlaceStatus::Held | PlaceStatus::Waiting(_));
+    let is_there = |it: &PlaceStatus| *it == PlaceStatus::Held || it.ticket().is_some();
     !reply.granted.is_empty() || reply.statuses.iter().any(is_there)
 }
 

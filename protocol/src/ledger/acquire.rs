@@ -81,7 +81,7 @@ impl Ledger {
                         self.start(*id, caller.now);
                     }
                 }
-                PlaceStatus::Waiting(ticket) => {
+                PlaceStatus::Waiting(ticket) | PlaceStatus::WaitingFor(ticket, _) => {
                     let begins = known.is_none() && self.waiting_in_line_of(id) == 0;
                     let spot = if begins { self.spot_of_newcomer(*id, caller.now) } else { None };
                     self.put(*id, reply.lease_end, Some(ticket));
@@ -144,7 +144,10 @@ impl Ledger {
                 if id.line().is_none() {
                     *last = ticket;
                 }
-                PlaceStatus::Waiting(ticket)
+                match refused {
+                    PlaceStatus::LimitFull(index) => PlaceStatus::WaitingFor(ticket, index),
+                    _ => PlaceStatus::Waiting(ticket),
+                }
             }
         }
     }

@@ -18,6 +18,8 @@ pub enum PlaceStatus {
     Held,
     /// It waits, and this is its ticket.
     Waiting(u64),
+    /// The same of a newcomer whose further limit of this index, from 0, was full.
+    WaitingFor(u64, u8),
     /// It was rejected: no permit is free, and it may not wait.
     NoPermit,
     /// It was rejected: the queue is full, in all or in its tenant's line.
@@ -31,6 +33,17 @@ pub enum PlaceStatus {
     /// It was rejected: permits are free, but as many were granted lately as its rate allows, and it may not wait. In so
     /// many ms, rounded up, the rate allows it.
     NoStart(u64),
+}
+
+impl PlaceStatus {
+    /// The ticket of a place that waits.
+    #[must_use]
+    pub const fn ticket(self) -> Option<u64> {
+        match self {
+            Self::Waiting(ticket) | Self::WaitingFor(ticket, _) => Some(ticket),
+            _ => None,
+        }
+    }
 }
 
 /// A place that was promoted, with the lease end that it keeps.

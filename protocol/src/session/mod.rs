@@ -141,6 +141,9 @@ pub enum Progress {
     Refused {
         /// Why.
         reason: RejectReason,
+        /// Of a request that waited in vain: the index of the further limit that was full when it joined the queue, as far
+        /// as the reply said.
+        full: Option<u8>,
         /// What was counted: by the backend, or in an outage in this process. `None` if nothing was.
         usage: Option<Usage>,
         /// The limit in place of that of the policy, if any: the one that an operator set, or that found itself.

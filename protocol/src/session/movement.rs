@@ -407,7 +407,7 @@ impl Session {
 }
 
 const fn waits(status: &PlaceStatus) -> bool {
-    matches!(status, PlaceStatus::Waiting(_))
+    status.ticket().is_some()
 }
 
 fn turn_after(ahead: u64) -> Option<NonZeroU32> {

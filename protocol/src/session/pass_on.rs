@@ -64,7 +64,9 @@ impl Session {
     ) {
         let state = match status {
             PlaceStatus::Held => State::Held,
-            PlaceStatus::Waiting(ticket) => State::Waiting { ticket: Some(ticket) },
+            PlaceStatus::Waiting(ticket) | PlaceStatus::WaitingFor(ticket, _) => {
+                State::Waiting { ticket: Some(ticket) }
+            }
             // The backend does not have it.
             _ => State::Closed,
         };

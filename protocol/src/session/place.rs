@@ -53,6 +53,8 @@ pub(super) struct Place {
     pub(super) restoring: bool,
     /// It waits, and was granted its permit in a pause: the end of that asks for it again.
     pub(super) held_back: bool,
+    /// The index of the further limit that was full when it joined the queue.
+    pub(super) full: Option<u8>,
     pub(super) linger: Linger,
     /// Releases the place that keeps its turn until this one stands there.
     pub(super) replaces: Option<Box<Release>>,

@@ -101,6 +101,7 @@ impl Places {
             refused: false,
             restoring: false,
             held_back: false,
+            full: None,
             linger: Linger::No,
             replaces: None,
             turn: None,
@@ -224,6 +225,8 @@ impl Places {
         std::mem::swap(&mut a.check, &mut b.check);
         std::mem::swap(&mut a.refused, &mut b.refused);
         std::mem::swap(&mut a.restoring, &mut b.restoring);
+        std::mem::swap(&mut a.held_back, &mut b.held_back);
+        std::mem::swap(&mut a.full, &mut b.full);
         for (n, index) in [(a.n, low), (b.n, high)] {
             if index_of(n) == index {
                 self.strays.remove(&n);

@@ -182,7 +182,7 @@ impl Session {
     /// Releases a place that a late reply shows, though the session has left it: its release may have been carried out
     /// before that call.
     fn release_late(&mut self, id: PlaceId, status: PlaceStatus, timing: Timing) {
-        if timing.late && matches!(status, PlaceStatus::Held | PlaceStatus::Waiting(_)) {
+        if timing.late && (status == PlaceStatus::Held || status.ticket().is_some()) {
             self.release_stranger(id, timing.now);
         }
     }
@@ -231,7 +231,12 @@ impl Session {
                 self.acknowledge(index, reply.lease_end, timing.sent);
                 self.grant(index, timing.now);
             }
-            PlaceStatus::Waiting(ticket) => {
+            PlaceStatus::Waiting(ticket) | PlaceStatus::WaitingFor(ticket, _) => {
+                if let (PlaceStatus::WaitingFor(_, limit), Some(place)) =
+                    (status, self.places.get_mut(index))
+                {
+                    place.full = Some(limit);
+                }
                 self.acknowledge(index, reply.lease_end, timing.sent);
                 self.note_turn_in_line(index);
                 self.set(index, State::Waiting { ticket: Some(ticket) });

@@ -136,8 +136,10 @@ impl Session {
         let rate = self.limits.rate_for(place.options.rate);
         let (ahead, expected_wait) = self.tell(index, reason, now);
         let rate_wait = self.rate_wait(index, reason);
+        let full = place.full.filter(|_| reason == RejectReason::QueueTimeout);
         Progress::Refused {
             reason,
+            full,
             usage,
             limit,
             rate,

@@ -133,7 +133,17 @@ pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
         Value::Int(-6) => Some(PlaceStatus::LimitFull(1)),
         Value::Int(-7) => Some(PlaceStatus::LimitFull(2)),
         Value::Int(below) if *below < -7 => Some(PlaceStatus::NoStart(below.unsigned_abs() - 7)),
-        value => number(value).filter(|ticket| *ticket >= TICKET_MIN).map(PlaceStatus::Waiting),
+        value => number(value).filter(|ticket| *ticket >= TICKET_MIN).map(waiting),
+    }
+}
+
+/// Above the tickets of lines, a number tells which further limit is full, too; far above them are those of queues.
+fn waiting(number: u64) -> PlaceStatus {
+    const STEP: u64 = LINE_MAX + 1;
+    let above = number - TICKET_MIN;
+    match u8::try_from(above / STEP) {
+        Ok(full @ 1..=3) => PlaceStatus::WaitingFor(TICKET_MIN + above % STEP, full - 1),
+        _ => PlaceStatus::Waiting(number),
     }
 }
 
@@ -168,7 +178,8 @@ mod tests {
 
     use super::{Listing, listing, status};
     use crate::protocol::{
-        BoundRate, Claim, FurtherLimit, PlaceId, PlaceStatus, RateUsage, TICKET_MIN, Tenant,
+        BoundRate, Claim, FurtherLimit, LINE_MAX, PlaceId, PlaceStatus, RateUsage, TICKET_MIN,
+        Tenant,
     };
 
     #[test]
@@ -178,6 +189,13 @@ mod tests {
         assert_eq!(full, [0, 1, 2].map(|index| Some(PlaceStatus::LimitFull(index))));
         assert_eq!([-4, -3].map(told), [PlaceStatus::NeverFits, PlaceStatus::TenantFull].map(Some));
         assert_eq!(told(-8), Some(PlaceStatus::NoStart(1)));
+        let waits = |ticket: i64| told(TICKET_MIN.cast_signed() + ticket);
+        let [first, last] = [TICKET_MIN + 1, TICKET_MIN + LINE_MAX];
+        assert_eq!(waits(1), Some(PlaceStatus::Waiting(first)));
+        assert_eq!(waits((1 << 28) - 1), Some(PlaceStatus::Waiting(last)));
+        assert_eq!(waits((1 << 28) + 1), Some(PlaceStatus::WaitingFor(first, 0)));
+        assert_eq!(waits((4 << 28) - 1), Some(PlaceStatus::WaitingFor(last, 2)));
+        assert_eq!(told(1_795_169_854_000_000), Some(PlaceStatus::Waiting(1_795_169_854_000_000)));
     }
 
     #[test]

@@ -302,10 +302,10 @@ impl<'a> Model<'a> {
         });
 
         for (id, status) in ids.iter().zip(&reply.statuses) {
-            if let PlaceStatus::Waiting(ticket) = status {
-                self.tickets.insert(*id, *ticket);
+            if let Some(ticket) = status.ticket() {
+                self.tickets.insert(*id, ticket);
             }
-            if matches!(status, PlaceStatus::Waiting(_) | PlaceStatus::Held) {
+            if *status == PlaceStatus::Held || status.ticket().is_some() {
                 self.lease_ends.insert(*id, reply.lease_end);
                 self.leases.insert(*id, lease_ms);
                 let kept = id.rate().map_or(0, |rate| rate.kept_us() / 1000);
@@ -342,6 +342,9 @@ impl<'a> Model<'a> {
             PlaceStatus::LimitFull(index) => Item::Int(-5 - i64::from(*index)),
             PlaceStatus::NoStart(ms) => Item::Int(-7 - ms.cast_signed()),
             PlaceStatus::Waiting(ticket) => number(*ticket),
+            PlaceStatus::WaitingFor(ticket, full) => {
+                number(ticket + (u64::from(*full) + 1) * (1 << 28))
+            }
         }));
         for grant in &reply.granted {
             items.push(Item::Text(grant.id.to_string()));

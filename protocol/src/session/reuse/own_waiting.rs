@@ -87,10 +87,10 @@ impl OwnWaiting {
         };
         let mut stands = |id: &PlaceId, status: &PlaceStatus| {
             let place = places.index(id.n).and_then(|index| places.get(index));
-            match status {
+            match status.ticket() {
                 // A release that was sent later may have been carried out before.
-                PlaceStatus::Waiting(ticket) if !late && !place.is_some_and(is_granted) => {
-                    self.insert(id, *ticket, sent);
+                Some(ticket) if !late && !place.is_some_and(is_granted) => {
+                    self.insert(id, ticket, sent);
                 }
                 _ => self.remove(id.n),
             }

@@ -104,6 +104,7 @@ fn whoever_leaves_the_queue_for_shares_makes_room_in_it() {
         let reason = RejectReason::QueueFull;
         let seen = Progress::Refused {
             reason,
+            full: None,
             usage: Some(Usage { in_use: 1, waiting: 3 }),
             limit: None,
             rate: None,

@@ -51,6 +51,7 @@ fn a_refusal_tells_what_was_full_and_how_full() {
     let limit = RejectReason::Limit;
     let seen = Progress::Refused {
         reason: limit,
+        full: None,
         usage: Some(Usage { in_use: 1, waiting: 0 }),
         limit: None,
         rate: None,
@@ -69,6 +70,7 @@ fn a_refusal_tells_what_was_full_and_how_full() {
     let reason = RejectReason::QueueFull;
     let seen = Progress::Refused {
         reason,
+        full: None,
         usage: Some(Usage { in_use: 1, waiting: 1 }),
         limit: None,
         rate: None,
@@ -217,6 +219,7 @@ fn a_reply_in_short_leaves_what_was_seen() {
     let reason = RejectReason::QueueTimeout;
     let seen = Progress::Refused {
         reason,
+        full: None,
         usage: Some(Usage { in_use: 1, waiting: 1 }),
         limit: None,
         rate: None,
