@@ -196,7 +196,7 @@ struct Terms {
     cost: u64,
     /// The most permits that are reserved for class 0.
     headroom: u64,
-    /// Whether tenants have caps.
+    /// Whether tenants have caps, or requests further limits.
     is_capped: bool,
     /// Its requests start by time.
     is_rated: bool,
@@ -326,7 +326,7 @@ impl Checker {
                             .map(|(_, headroom)| u64::from(headroom))
                             .max()
                             .unwrap_or(0),
-                        is_capped: asks.iter().any(|ask| ask.each > 0),
+                        is_capped: asks.iter().any(|ask| ask.each > 0 || ask.also != [None; 2]),
                         is_rated: policies(name).any(|policy| policy.rate.is_some()),
                     }
                 })
@@ -1046,6 +1046,7 @@ impl Checker {
             Refusal::UpstreamPause => "refused: upstream pause",
             Refusal::Revoked => "refused: revoked",
             Refusal::TenantLimit => "refused: tenant limit",
+            Refusal::FurtherLimit => "refused: further limit",
             Refusal::CostTooHigh => "refused: cost too high",
             Refusal::Rate => "refused: rate",
             Refusal::Unavailable { .. } => "refused: unavailable",
@@ -1106,6 +1107,11 @@ impl Checker {
             Refusal::TenantLimit if wait > 0 || request.ask.is_none_or(|ask| ask.each == 0) => {
                 self.flag("refusal", at, say(", and nothing stops its tenant"));
             }
+            Refusal::FurtherLimit
+                if wait > 0 || request.ask.is_none_or(|ask| ask.also == [None; 2]) =>
+            {
+                self.flag("refusal", at, say(", and it names no limit"));
+            }
             Refusal::CostTooHigh | Refusal::Status(400) if !self.is_too_much(request) => {
                 self.flag("refusal", at, say(", and there may be as many"));
             }
@@ -1124,7 +1130,11 @@ impl Checker {
         let least = u64::from(least.min(self.least_set[request.name]));
         let share = self.least_shares[request.name].unwrap_or(u64::MAX);
         let cost = u64::from(ask.cost);
-        cost + headroom > least || cost > share || (1..ask.cost).contains(&ask.each)
+        let is_over_a_cap = ask.also.iter().flatten().any(|(_, cap)| ask.cost > *cap);
+        cost + headroom > least
+            || cost > share
+            || (1..ask.cost).contains(&ask.each)
+            || is_over_a_cap
     }
 
     fn lost(&mut self, number: usize, request: &Request, at: u64, server: usize) {

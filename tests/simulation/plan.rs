@@ -348,7 +348,12 @@ pub struct AskPlan {
     pub cost: u32,
     /// The cap of its tenant; 0 for none.
     pub each: u32,
+    /// Its further limits, each with its value and its cap.
+    pub also: [Option<(u8, u32)>; FURTHER.len()],
 }
+
+/// The names of further limits.
+pub const FURTHER: [&str; 2] = ["model", "route"];
 
 /// A process's policy for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -772,6 +777,7 @@ impl Plan {
         plan.add_rates(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 109])));
         plan.add_pauses(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 113])));
         plan.add_adaptive(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 149])));
+        plan.add_further_limits(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 151])));
         plan
     }
 
@@ -822,7 +828,7 @@ impl Plan {
         }
     }
 
-    /// The plan without rates, if the server's ledger has none, and that is not what is to be found.
+    /// The plan without rates and further limits, if the server's ledger has none, and that is not what is to be found.
     #[must_use]
     pub fn for_its_ledger(&self) -> Cow<'_, Self> {
         let knows_rates = |bug: Planted| bug == Planted::IgnoresRates || !bug.is_of_tenants();
@@ -832,6 +838,9 @@ impl Plan {
         let mut plan = self.clone();
         for policy in plan.policies.iter_mut().flatten() {
             (policy.rate, policy.adaptive) = (None, None);
+        }
+        for ask in plan.requests.iter_mut().filter_map(|request| request.ask.as_mut()) {
+            ask.also = [None; 2];
         }
         Cow::Owned(plan)
     }
@@ -933,6 +942,7 @@ impl Plan {
                     class: rng.pick(&[0, 0, 0, 1, 7]),
                     cost: 1,
                     each: rng.pick(&[0, 0, 0, 1, 2, 4]),
+                    also: [None; 2],
                 })
                 .collect();
             let cost_max = rng.pick(&[1, 1, 2, 3, 5]);
@@ -953,6 +963,31 @@ impl Plan {
                     ask.cost = ask.cost.min(limit).min(if ask.each > 0 { ask.each } else { limit });
                 }
                 request.ask = Some(ask).filter(|_| !rng.percent(plain));
+            }
+        }
+    }
+
+    /// Has requests of tenants count under further limits, for some names.
+    fn add_further_limits(&mut self, rng: &mut Rng) {
+        let differ = matches!(self.scenario, Scenario::Deploy | Scenario::All);
+        for name in 0..self.names {
+            if !rng.percent(40) {
+                continue;
+            }
+            let caps = FURTHER.map(|_| rng.pick(&[1, 1, 2, 3, 5]));
+            let parts = FURTHER.map(|_| rng.pick(&[0, 30, 80, 100]));
+            let values = FURTHER.map(|_| rng.pick(&[1, 2, 4]));
+            for request in self.requests.iter_mut().filter(|request| request.name == name) {
+                let is_other = differ && request.process % 2 == 1;
+                let Some(ask) = &mut request.ask else { continue };
+                for (kind, also) in ask.also.iter_mut().enumerate() {
+                    let value = u8::try_from(rng.between(0, values[kind])).unwrap_or(0);
+                    let cap = if is_other { caps[kind] + 1 } else { caps[kind] };
+                    *also = rng.percent(parts[kind]).then_some((value, cap));
+                    if also.is_some() && rng.percent(95) {
+                        ask.cost = ask.cost.min(cap);
+                    }
+                }
             }
         }
     }
@@ -1143,7 +1178,8 @@ impl Plan {
             for number in 0..many {
                 let at = comes + rng.between(0, spread);
                 let tenant = u16::try_from(process * many + number).unwrap_or(0);
-                let ask = AskPlan { tenant, weight: 1, class: 0, cost: 1, each: 0 };
+                let ask =
+                    AskPlan { tenant, weight: 1, class: 0, cost: 1, each: 0, also: [None; 2] };
                 let (name, ask, wait) = (0, Some(ask), rng.pick(&[0, 1000, 3000]));
                 let hold = rng.between(5, 50);
                 let plan =

@@ -28,7 +28,7 @@ use tower_service::Service;
 
 use crate::backend::{Incoming, Port, SimBackend};
 use crate::plan::{
-    AdaptivePlan, AskPlan, Deed, GiveBack, OutagePolicy, Planted, PolicyPlan, RequestPlan,
+    AdaptivePlan, AskPlan, Deed, FURTHER, GiveBack, OutagePolicy, Planted, PolicyPlan, RequestPlan,
 };
 
 /// How often a client may be polled while its clock stands still.
@@ -103,6 +103,8 @@ pub enum Refusal {
     Closed,
     /// The tenant is at its cap.
     TenantLimit,
+    /// A further limit is full.
+    FurtherLimit,
     /// It asks for more than it could ever get.
     CostTooHigh,
     /// As many started lately as the rate allows.
@@ -447,9 +449,13 @@ fn micros(duration: Duration) -> u64 {
 
 fn ask_of(name: usize, plan: Option<AskPlan>) -> Ask {
     let ask = Ask::of(format!("n{name}"));
-    let Some(AskPlan { tenant, weight, class, cost, each }) = plan else { return ask };
+    let Some(AskPlan { tenant, weight, class, cost, each, also }) = plan else { return ask };
     let ask = ask.by(format!("t{tenant}")).weight(weight).class(class).cost(cost);
-    if each > 0 { ask.each(each) } else { ask }
+    let ask = if each > 0 { ask.each(each) } else { ask };
+    FURTHER.into_iter().zip(also).fold(ask, |ask, (limit, also)| match also {
+        Some((value, cap)) => ask.also(limit, format!("v{value}"), cap),
+        None => ask,
+    })
 }
 
 /// Returns how long permits linger, in ms: by the policy, or by a planted fault.
@@ -520,6 +526,14 @@ fn layer(
     } else {
         builder
     };
+    let builder = FURTHER.into_iter().enumerate().fold(builder, |builder, (kind, limit)| {
+        let also =
+            move |parts: &Parts| parts.extensions.get::<AskPlan>().and_then(|ask| ask.also[kind]);
+        let value = move |parts: &Parts| also(parts).map(|(value, _)| format!("v{value}"));
+        builder.also_by(limit, value, move |_: &Name, parts: &Parts| {
+            also(parts).map_or(0, |(_, cap)| cap)
+        })
+    });
     builder.build().expect("a layer")
 }
 
@@ -643,6 +657,7 @@ impl Client {
                 RejectReason::UpstreamPause => Refusal::UpstreamPause,
                 RejectReason::Revoked => Refusal::Revoked,
                 RejectReason::TenantLimit => Refusal::TenantLimit,
+                RejectReason::FurtherLimit(_) => Refusal::FurtherLimit,
                 RejectReason::CostTooHigh => Refusal::CostTooHigh,
                 RejectReason::Rate => Refusal::Rate,
                 _ => Refusal::Status(0),

@@ -7,13 +7,16 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Instant;
 
+use simulation::fair::Done;
+use simulation::further;
 use simulation::plan::{FaultPlan, Kind, OutagePolicy, Plan, Planted, Scenario};
 use simulation::world::{Outcome, run};
+use tower_semaphore_protocol::{Claim, FurtherLimit, NodeId, PlaceId, TICKET_MIN, Tenant};
 
 /// The number of runs in the test of all rules.
 const RUNS: usize = 500;
 /// The number of runs that meet each kind of fault at least once.
-const KINDS: [&str; 37] = [
+const KINDS: [&str; 38] = [
     "policy: refuse",
     "policy: admit",
     "policy: local",
@@ -38,6 +41,7 @@ const KINDS: [&str; 37] = [
     "refused: limit",
     "refused: queue full",
     "refused: queue timeout",
+    "refused: further limit",
     "refused: draining",
     "refused: unavailable",
     "refused: 429",
@@ -240,4 +244,40 @@ fn the_naive_ledger_breaks_no_rule_by_itself() {
         let outcome = run(&plan, false, &|| {});
         assert_eq!(outcome.violations, [], "{seed}");
     }
+}
+
+/// What a ledger did to places under one limit of one permit: from which it began, and to what it came.
+fn judged(before: &[(u64, Option<u64>)], after: &[(u64, Option<u64>)]) -> Option<&'static str> {
+    let claim = Claim::new(Tenant::of_hash(1)).also(FurtherLimit::of_hash(7, 1));
+    let id =
+        |n| PlaceId { node: NodeId::new(1), poll_only: false, n, bound: None, claim: Some(claim) };
+    let stored = |places: &[(u64, Option<u64>)]| -> Vec<_> {
+        places.iter().map(|(n, ticket)| (id(*n), 5000, ticket.map(|at| TICKET_MIN + at))).collect()
+    };
+    let (before, after) = (stored(before), stored(after));
+    let done = Done {
+        before: &before,
+        after: &after,
+        now: 1_000_000,
+        limit: 9,
+        headroom: 0,
+        for_all: false,
+        leaving: &[],
+        coming: &[],
+        promotes: true,
+        more: false,
+    };
+    further::judge(&done).map(|(rule, _)| rule)
+}
+
+#[test]
+fn what_a_ledger_does_wrong_with_further_limits_is_found() {
+    let (holds, waits) = (None, Some);
+    assert_eq!(judged(&[(1, waits(1)), (2, waits(2))], &[(1, holds), (2, waits(2))]), None);
+    let too_many = judged(&[(1, holds), (2, waits(2))], &[(1, holds), (2, holds)]);
+    assert_eq!(too_many, Some("each in the server"));
+    let passed = judged(&[(1, waits(1)), (2, waits(2))], &[(1, waits(1)), (2, holds)]);
+    assert_eq!(passed, Some("order"));
+    assert_eq!(judged(&[(1, waits(1))], &[(1, waits(1))]), Some("idle in the server"));
+    assert_eq!(judged(&[(1, holds), (2, waits(2))], &[(1, holds), (2, waits(2))]), None);
 }
