@@ -287,12 +287,15 @@ impl Judge {
         done.before.iter().for_each(|(id, _, ticket)| places.put(*id, *ticket));
         // The places that leave, those whose lease has ended, and those granted to a process that is known to be gone.
         let leaving: HashSet<PlaceId> = done.leaving.iter().copied().collect();
-        let (mut dead, mut passed) = (Vec::new(), Vec::new());
+        let (mut dead, mut passed, mut replaced) = (Vec::new(), Vec::new(), Vec::new());
+        // A proof of 0 says that the next place replaces this one.
+        let is_replaced = |id: &PlaceId| done.coming.contains(&(*id, Some(0)));
         let again = done.again(&after);
         let gone = |id: &PlaceId| !after.contains_key(id) || again.contains(id);
         for (id, end, ticket) in done.before.iter().filter(|(id, ..)| gone(id)) {
             match ticket {
                 _ if leaving.contains(id) => places.take(*id, *ticket),
+                _ if is_replaced(id) => replaced.push((*id, *ticket)),
                 Some(ticket) if *end > now / 1000 => passed.push((*ticket, *id)),
                 _ => dead.push((*id, *ticket)),
             }
@@ -311,6 +314,8 @@ impl Judge {
             };
             places.put(*id, is_ticket.then_some(ticket));
         }
+        // In one step with the place that replaces it: the line is not empty meanwhile, and keeps its turn.
+        replaced.into_iter().for_each(|(id, ticket)| places.take(id, ticket));
         self.settle(&places, now);
         let mut breach = self.promoted(&mut places, &after, &passed, done);
         for (id, proof) in done.coming {
