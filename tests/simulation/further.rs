@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tower_semaphore_protocol::{LineId, PlaceId, TICKET_MIN};
+use tower_semaphore_protocol::{LINE_MAX, LineId, PlaceId, TICKET_MIN};
 
 use super::fair::{Breach, Done, room};
 
@@ -51,7 +51,8 @@ fn used(done: &Done<'_>) -> (HashMap<Limit, u64>, u64) {
     (used, all)
 }
 
-/// The places that the operation granted; those that were shown to be in flight are none.
+/// The places that the operation granted, each with the ticket that it had, or showed; those that were shown to be in
+/// flight are none.
 fn granted(done: &Done<'_>) -> Vec<(PlaceId, Option<u64>)> {
     let before: HashMap<_, _> = done.before.iter().map(|(id, _, ticket)| (*id, *ticket)).collect();
     let proven: HashSet<_> = done
@@ -60,10 +61,18 @@ fn granted(done: &Done<'_>) -> Vec<(PlaceId, Option<u64>)> {
         .filter(|(_, proof)| proof.is_some_and(|proof| proof < TICKET_MIN))
         .map(|(id, _)| *id)
         .collect();
+    let shown: HashMap<_, _> = done
+        .coming
+        .iter()
+        .filter_map(|(id, proof)| Some((*id, proof.filter(|proof| *proof >= TICKET_MIN)?)))
+        .map(|(id, proof)| (id, proof.clamp(TICKET_MIN + 1, TICKET_MIN + LINE_MAX)))
+        .collect();
+    let ticket_of =
+        |id: &PlaceId| before.get(id).copied().flatten().or_else(|| shown.get(id).copied());
     let holds = done.after.iter().filter(|(.., ticket)| ticket.is_none());
     holds
         .filter(|(id, ..)| !proven.contains(id) && before.get(id) != Some(&None))
-        .map(|(id, ..)| (*id, before.get(id).copied().flatten()))
+        .map(|(id, ..)| (*id, ticket_of(id)))
         .collect()
 }
 
