@@ -20,7 +20,8 @@
 -- Cost      of settle: as of settle.lua, 1 command more to end a line; of the return of a line: 1 command if none is
 --           parked there, 3 or 4 if one is, 1 more if it comes back
 
-further = {}
+-- passed: how many lines were parked anew since promote.lua counted them.
+further = { passed = 0 }
 -- By spot: the permits in use; which line is parked first (-spot); whether there is no room for its head (spot + 0.5).
 local memo = {}
 -- The line of the last grant, and its next place.
@@ -172,10 +173,11 @@ function further.settle(digits, before)
 end
 
 -- The first line that is parked at a spot comes back among the turns, if there is room for its head. One whose tenant
--- got permits since is parked there anew, and the next one is the first. Returns whether one came back.
+-- got permits since is parked there anew, and the next one is the first; after 16 of these, one comes back all the same.
+-- Returns whether one came back.
 local function come_back(spot)
   if memo[spot + 0.5] then return false end
-  local is_back, passed = false, 0
+  local is_back = false
   while not is_back do
     local member, code = first_at(spot)
     if not member then return false end
@@ -195,8 +197,8 @@ local function come_back(spot)
     else
       local units = used(terms.f)
       local was, rank = floor(code / 16777216), rank_of(terms.class, units, terms.weight)
-      if was < rank and passed < 16 then
-        anew, passed = parked_at(spot, rank, time_of(now)), passed + 1
+      if was < rank and further.passed < 16 then
+        anew, further.passed = parked_at(spot, rank, time_of(now)), further.passed + 1
       else
         local steps = floor(now / 125)
         local since = was == rank and (steps - (steps - code) % 16777216) * 125 or now

@@ -22,7 +22,7 @@
 -- is compared.
 --
 -- A line whose places have further limits parks at the first of them that keeps its head back: see further.lua. That
--- costs 1 of the budget, too.
+-- costs 1 of the budget, too, as does each line that is parked anew.
 --
 -- Needs     queued, key, now, is_plain, limit, for_all, frees, node, counted, in_use, queue, budget; asked: members
 --           whose scores are looked up along with the lease ends of those granted; unless is_plain: turn, and what
@@ -56,6 +56,7 @@ while repeats do
   -- Tickets have the highest scores, so they are ranked after the leases, of which each place has one.
   local leases = in_use + queue
   while in_use < most do
+    if further then budget, further.passed = budget - further.passed, 0 end
     local member, score, head, behind, class, line = nil, nil, nil, nil, 0, nil
     if is_plain then
       next_turn = nil

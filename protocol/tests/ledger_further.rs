@@ -369,6 +369,56 @@ fn without_a_tenant_nobody_passes_a_big_request_by_having_further_limits() {
     assert_eq!(desk.hand_over(big), [small]);
 }
 
+/// How many lines stand elsewhere after a release than before it.
+fn moved_by(desk: &mut Desk, ids: &[PlaceId]) -> (usize, Reply) {
+    let stand = |desk: &Desk| desk.ledger.turns().collect::<HashMap<_, _>>();
+    let before = stand(desk);
+    let reply = desk.release(ids);
+    let after = stand(desk);
+    let moved = before.iter().filter(|(line, score)| after.get(line) != Some(*score));
+    (moved.count(), reply)
+}
+
+#[test]
+fn no_call_gives_thousands_of_lines_their_turns_anew() {
+    let mut desk = at_desk(99);
+    let model = limit(1, 1);
+    let held = desk.come(claim(9).also(model));
+    for user in 0..3000 {
+        desk.come(claim(1).also(limit(100 + user, 1)).also(model));
+    }
+    let light = desk.come(claim(2).also(model));
+    // All lines of the first tenant parked while it had none in use.
+    let other = desk.come(claim(1));
+    assert!(desk.holds(other));
+    let (mut moved, mut reply) = moved_by(&mut desk, &[held]);
+    let mut calls = 1;
+    while reply.more {
+        assert!(moved <= WORK_MAX + 100, "{moved} in one call");
+        (moved, reply) = moved_by(&mut desk, &[]);
+        calls += 1;
+    }
+    assert!(moved <= WORK_MAX + 100, "{moved} in one call");
+    assert!(desk.holds(light) && calls <= 10, "{calls} calls");
+}
+
+#[test]
+fn nor_does_one_that_sweeps_a_process_with_many_limits() {
+    let mut desk = at_desk(2000);
+    let users = 0..500u64;
+    let at = |user: u64| [1, 2, 3].map(|kind| limit(3 * user + kind, 1));
+    for user in users.clone() {
+        desk.come(at(user).into_iter().fold(claim(9), Claim::also));
+    }
+    desk.now += LEASE * 1000 / 2;
+    for limit in users.flat_map(at) {
+        desk.come(claim(8).also(limit));
+    }
+    desk.now += LEASE * 1000 / 2;
+    let (moved, reply) = moved_by(&mut desk, &[]);
+    assert!(moved <= WORK_MAX && reply.more, "{moved} in one call");
+}
+
 // --- histories --------------------------------------------------------------------------------------
 
 #[derive(Clone, Debug)]

@@ -558,6 +558,39 @@ fn a_tenant_with_very_many_lines_gets_its_turns_anew_in_parts() {
 }
 
 #[test]
+fn thousands_of_lines_that_are_parked_anew_count_as_work() {
+    let terms =
+        Terms { lease_ms: 60_000, max_queue: Some(99), max_waiting: 20_000, recalls: false };
+    let acquire = |claims: Vec<Claim>| Step::Acquire {
+        node: 0,
+        leaving: Vec::new(),
+        poll_only: false,
+        ids: claims
+            .into_iter()
+            .map(|claim| Asks { claim: Some(claim), ..Asks::default() })
+            .collect(),
+        terms,
+    };
+    let [a, b, c] = [1, 2, 3].map(|hash| Claim::new(Tenant::of_hash(hash)));
+    let model = FurtherLimit::of_hash(0, 1);
+    let many = (1..=1_200).map(|hash| a.also(FurtherLimit::of_hash(hash, 1)).also(model));
+    // All of a's lines park while it has no permit; then it gets one.
+    let mut steps = vec![acquire(vec![c.also(model)])];
+    steps.extend(many.collect::<Vec<_>>().chunks(150).map(|claims| acquire(claims.to_vec())));
+    steps.extend([Step::Time(Time::By(1_007)), acquire(vec![b.also(model)]), acquire(vec![a])]);
+    // The step of the clock is no call.
+    let first = steps.len() - 1;
+    steps.push(Step::Release { node: 0, picks: vec![Pick::Known(0)] });
+    steps.extend((0..3).map(|_| Step::Release { node: 0, picks: Vec::new() }));
+    let expected = told(30, steps);
+    let replies: Vec<_> = expected[first..].iter().map(|expected| &expected.reply).collect();
+    let is_more =
+        |reply: &Item| matches!(reply, Item::List(items) if matches!(items[..], [Item::Int(1)]));
+    assert!(replies[..2].iter().all(|reply| is_more(reply)), "{replies:?}");
+    assert!(matches!(replies[2], Item::List(items) if items.len() == 2), "{replies:?}");
+}
+
+#[test]
 fn hundreds_are_granted_at_once_across_nodes() {
     let mut steps: Vec<_> = (0..NODES).map(|node| acquire(node, 60_000)).collect();
     steps.extend([

@@ -29,7 +29,7 @@ impl Ledger {
         for id in leaving {
             self.take(id);
         }
-        self.expire_starts(caller.now);
+        self.begin(caller.now);
         self.settle(caller.now);
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };

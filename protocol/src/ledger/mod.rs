@@ -60,15 +60,15 @@ pub(crate) const NEVER_ENDS: u64 = TICKET_MIN - 1;
 pub(crate) const LEAVES: u64 = 0;
 
 /// The bound on the work of one operation. A swept place and a granted head of the queue cost as much as their permits;
-/// a place that is passed over costs 1, a hint to another node [`HINT_WORK`] more, and the grant of a place with further
-/// limits [`FURTHER_WORK`] more. The places that the operation
-/// names are not counted.
+/// a place that is passed over costs 1, as does a line that is parked anew; a hint to another node costs [`HINT_WORK`]
+/// more, and a place with further limits [`FURTHER_WORK`] more. The places that the operation names are not counted.
 pub const WORK_MAX: usize = 500;
 
 /// The cost of one hint to another node, out of [`WORK_MAX`].
 pub const HINT_WORK: usize = 4;
 
-/// The cost of granting a place with further limits, out of [`WORK_MAX`]: what is parked at each of them may come back.
+/// What a place with further limits costs beyond its permits, out of [`WORK_MAX`]: what is parked at each limit may come
+/// back.
 pub const FURTHER_WORK: usize = 4;
 
 /// The caller of an operation: who asks, when, and under which limit.
@@ -276,12 +276,19 @@ impl Ledger {
         for id in ids {
             self.take(id);
         }
-        self.expire_starts(caller.now);
+        self.begin(caller.now);
         if self.queue.is_empty() && self.lines.is_none() {
             return Reply::default();
         }
         self.settle(caller.now);
         self.hand_on(caller, post)
+    }
+
+    /// Begins an operation.
+    #[inline]
+    fn begin(&mut self, now: u64) {
+        self.expire_starts(now);
+        self.take_passed();
     }
 
     /// Grants free permits, if any place waits.
@@ -302,6 +309,7 @@ impl Ledger {
     pub fn revoke(&mut self, id: PlaceId, take: bool, now: u64) -> Option<u64> {
         let lease_end = self.places.get(&id)?.lease_end;
         if take {
+            self.take_passed();
             self.take(&id);
             self.settle(now);
         }
@@ -318,7 +326,7 @@ impl Ledger {
     ) -> Reply {
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
-        self.expire_starts(caller.now);
+        self.begin(caller.now);
         // The sweep comes first, so a late renewal does not revive a place.
         let budget = self.sweep(caller.now);
         for id in ids {
@@ -356,7 +364,7 @@ impl Ledger {
     ) -> Reply {
         let now_ms = caller.now / 1000;
         let mut reply = Reply { lease_end: now_ms.saturating_add(lease_ms), ..Reply::default() };
-        self.expire_starts(caller.now);
+        self.begin(caller.now);
         let budget = self.sweep(caller.now);
         // Like the script, this reads all of them before it writes any.
         let known: Vec<_> = proofs.iter().map(|(id, _)| self.places.get(id).copied()).collect();

@@ -150,7 +150,7 @@ impl Ledger {
                 if budget == 0 {
                     break;
                 }
-                budget = budget.saturating_sub(id.cost() as usize);
+                budget = budget.saturating_sub(id.cost() as usize + further_work(id));
                 dead.push(*id);
             }
         }
@@ -241,6 +241,10 @@ impl Ledger {
             if in_use >= most {
                 return None;
             }
+            *budget = budget.saturating_sub(self.take_passed());
+            if *budget == 0 {
+                return None;
+            }
             let next = self.next(caller)?.1;
             let (Next::InOrder(_, id) | Next::Of(_, id, _)) = next;
             if let (Next::Of(line, ..), Some(fair)) = (&next, &mut self.lines)
@@ -272,8 +276,7 @@ impl Ledger {
                         *budget -= 1;
                         continue;
                     }
-                    let further = if claim.has_further() { FURTHER_WORK } else { 0 };
-                    *budget = budget.saturating_sub(claim.cost() as usize + further);
+                    *budget = budget.saturating_sub(claim.cost() as usize + further_work(&id));
                     if claim.has_further() && is_told(caller, id) && absent.contains(&id.node) {
                         self.take(&id);
                         self.settle(now);
@@ -287,6 +290,11 @@ impl Ledger {
             }
         }
         None
+    }
+
+    /// How many lines were parked anew since the last call of this.
+    pub(super) fn take_passed(&mut self) -> usize {
+        self.lines.as_mut().map_or(0, |fair| fair.lines.take_passed())
     }
 
     /// Whether promotion stopped at the bound on work.
@@ -397,4 +405,9 @@ impl Ledger {
 /// Whether the process of a place gets a message when that is granted.
 fn is_told(caller: Caller, id: PlaceId) -> bool {
     id.node != caller.node && !id.poll_only
+}
+
+/// What the place costs beyond its permits.
+fn further_work(id: &PlaceId) -> usize {
+    if id.claim.is_some_and(Claim::has_further) { FURTHER_WORK } else { 0 }
 }

@@ -16,7 +16,8 @@ use super::{LEVEL, Lines, Register, STOPPED, class_factor, is_turn_at, turn};
 use crate::claim::{Claim, LineId, Tenant};
 use crate::further::FurtherLimit;
 
-/// How many lines of a tenant get their turns anew when a place of it leaves.
+/// How many lines of a tenant get their turns anew when a place of it leaves, and how many are parked anew until that
+/// counts as work.
 const RETIMED_MAX: usize = 16;
 
 /// A limit that is full.
@@ -36,6 +37,8 @@ pub(super) struct FurtherLines<I> {
     units: BTreeMap<Spot, u64>,
     parked: BTreeSet<(Spot, Code, LineId)>,
     of_tenants: BTreeSet<(Tenant, LineId)>,
+    /// How many lines were parked anew since that was asked for.
+    passed: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +66,7 @@ impl<I: Copy + Ord> FurtherLines<I> {
             units: BTreeMap::new(),
             parked: BTreeSet::new(),
             of_tenants: BTreeSet::new(),
+            passed: 0,
         }
     }
 
@@ -156,6 +160,11 @@ impl<I: Copy + Ord> Lines<I> {
     /// Units in use under a further limit.
     pub(crate) fn units_under(&self, limit: FurtherLimit) -> u64 {
         self.further.units_of(Spot::of_limit(limit))
+    }
+
+    /// How many lines were parked anew since the last call of this.
+    pub(crate) const fn take_passed(&mut self) -> usize {
+        std::mem::replace(&mut self.further.passed, 0)
     }
 
     /// The first limit that is full for this claim, besides that of the semaphore.
@@ -323,7 +332,7 @@ impl<I: Copy + Ord> Lines<I> {
 
     /// The first line that is parked there comes back among the turns, if the limit has room for its head.
     pub(super) fn come_back(&mut self, spot: Spot, now: u64, of: &impl Register<I>) {
-        for tries in 0.. {
+        loop {
             let Some((code, line)) = self.further.first_at(spot) else { return };
             let Some(head) = self.further.queue_of(line).and_then(|queue| queue.first()).copied()
             else {
@@ -337,7 +346,9 @@ impl<I: Copy + Ord> Lines<I> {
             }
             // Its tenant may have got permits by other lines since it parked: then it is not the first.
             let anew = self.code_now(claim, now);
-            if claim.has_tenant() && code.is_below(anew) && tries < RETIMED_MAX {
+            // After some, one comes back all the same: once its turn comes, it parks.
+            if claim.has_tenant() && code.is_below(anew) && self.further.passed < RETIMED_MAX {
+                self.further.passed += 1;
                 self.stand(line, Some(Stands::At(spot, anew)));
                 continue;
             }

@@ -98,6 +98,8 @@ impl LocalQueue {
         let (of, now) = (Of(places), micros(now));
         self.lines.settle(now, &of);
         loop {
+            // Only a server's work is bounded.
+            self.lines.take_passed();
             let (_, line) = self.lines.next()?;
             if !self.lines.restamp(line, now, &of) && !self.lines.park(line, now, &of) {
                 return self.lines.head(line);

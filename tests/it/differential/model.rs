@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use deadpool_redis::redis::{Cmd, cmd};
 use tower_semaphore::protocol::{
-    Bound, BoundRate, Caller, Claim, Grant, LINE_MAX, Ledger, NodeId, PlaceId, PlaceStatus, Reply,
-    TICKET_MIN,
+    Bound, BoundRate, Caller, Claim, FURTHER_WORK, Grant, LINE_MAX, Ledger, NodeId, PlaceId,
+    PlaceStatus, Reply, TICKET_MIN,
 };
 
 use super::wire::{Item, Lua, QUEUED, Told};
@@ -533,7 +533,9 @@ impl<'a> Model<'a> {
             if budget == 0 {
                 break;
             }
-            budget = budget.saturating_sub(id.cost() as usize);
+            let further = id.claim.is_some_and(Claim::has_further);
+            let more = if further { FURTHER_WORK } else { 0 };
+            budget = budget.saturating_sub(id.cost() as usize + more);
             swept += u64::from(ticket.is_some());
         }
         self.ledger.waiting() - swept
