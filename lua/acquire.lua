@@ -495,6 +495,7 @@ for i = 1, count do
     if f > 16777215 then
       further.forget()
       turns[digits] = further.settle(digits, turns[digits])
+      further.make_up({}, 1, 0)
     else
       turns[digits] = settle(digits, turns[digits])
     end

@@ -24,6 +24,8 @@
 further = { passed = 0 }
 -- By spot: the permits in use; which line is parked first (-spot); whether there is no room for its head (spot + 0.5).
 local memo = {}
+-- Where lines were parked whose first places do not need that limit.
+local vacated = {}
 -- The line of the last grant, and its next place.
 local rest = nil
 local byte, sub, find, match, format = string.byte, string.sub, string.find, string.match, string.format
@@ -151,8 +153,15 @@ local function end_line(digits)
   if redis.call('ZCOUNT', key, '20000000000000', '20000016777216') == 0 then redis.call('ZREM', key, 'x') end
 end
 
--- Settles a line with these digits, which has the turn `before`, or is parked. A parked line stays where it is. Returns
--- the turn; nil for an empty line.
+local function add(spots, spot)
+  if not spots[-spot] then
+    spots[-spot] = true
+    spots[#spots + 1] = spot
+  end
+end
+
+-- Settles a line with these digits, which has the turn `before`, or is parked. A parked line stays where it is if its
+-- first place needs that limit; make_up sees to where it stood. Returns the turn; nil for an empty line.
 function further.settle(digits, before)
   local line = tonumber(digits, 36)
   local head = places_of(line, '1')[1]
@@ -161,7 +170,14 @@ function further.settle(digits, before)
     return nil
   end
   before = tonumber(before or redis.call('ZMSCORE', key, 't' .. digits)[1] or 0)
-  if before < 0 then return before end
+  if before < 0 then
+    local spot = parts_of(before)
+    for _, own in ipairs(terms_of(head).spots) do
+      if own == spot then return before end
+    end
+    add(vacated, spot)
+    memo[-spot] = nil
+  end
   local turn = turn_of(head, line, before)
   if before == 0 then
     local tenants = 20000000000000 + tonumber(sub(head, -15, -11), 36)
@@ -219,13 +235,6 @@ local function come_back_all(terms)
 end
 further.come_back = come_back_all
 
-local function add(spots, spot)
-  if not spots[-spot] then
-    spots[-spot] = true
-    spots[#spots + 1] = spot
-  end
-end
-
 -- Lines of a tenant, a place of which left: those at another level get their turns anew. Adds the spots of those
 -- that are parked.
 local function retime(f, weight, spots)
@@ -261,7 +270,8 @@ end
 
 -- After the places from ids[from] to ids[to] have left and all lines are settled: what waits for that comes back.
 function further.make_up(ids, from, to)
-  local tenants, spots = {}, {}
+  local tenants, spots = {}, vacated
+  vacated = {}
   for i = from, to do
     local id = ids[i]
     local f = byte(id, -16) == 46 and tonumber(sub(id, -15, -11), 36) or 0

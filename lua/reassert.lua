@@ -144,7 +144,7 @@ if further then further.forget() end
 for _, digits in ipairs(lines) do further.settle(digits) end
 for _, digits in ipairs(tenants) do settle(digits) end
 if not (is_plain or further) then leave(ids, 1, 0) end
-if further and left[1] then further.make_up(left, 1, #left) end
+if further then further.make_up(left, 1, #left) end
 
 local all, waiting, turn, units
 --@survey

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 use tower_semaphore_protocol::{
-    Claim, FurtherLimit, PlaceId, PlaceStatus, Reply, Tenant, WORK_MAX,
+    Claim, FurtherLimit, PlaceId, PlaceStatus, Reply, TICKET_MIN, Tenant, WORK_MAX,
 };
 
 use self::desk::{Desk, LEASE, NODE, claim};
@@ -417,6 +417,35 @@ fn nor_does_one_that_sweeps_a_process_with_many_limits() {
     desk.now += LEASE * 1000 / 2;
     let (moved, reply) = moved_by(&mut desk, &[]);
     assert!(moved <= WORK_MAX && reply.more, "{moved} in one call");
+}
+
+#[test]
+fn a_line_whose_next_place_has_no_cap_leaves_the_cap_at_which_it_is_parked() {
+    let mut desk = at_desk(9);
+    let capped = claim(1).with_each(Some(1));
+    let held = desk.come(capped.also(limit(1, 9)));
+    let first = desk.come(capped.also(limit(2, 9)));
+    let leaves = desk.come(capped.also(limit(3, 9)));
+    // Of a policy without a cap.
+    let second = desk.come(claim(1).also(limit(3, 9)));
+    assert!([first, leaves, second].iter().all(|id| desk.waits(*id)));
+    assert_eq!(desk.hand_over(leaves), [second]);
+    assert!(desk.holds(held) && desk.waits(first));
+}
+
+#[test]
+fn and_those_behind_it_come_to_the_front_there() {
+    let mut desk = at_desk(9);
+    let capped = |each| claim(1).with_each(Some(each));
+    desk.come(claim(1));
+    let (bound, free) =
+        (desk.come(capped(1).also(limit(3, 9))), desk.id(claim(1).also(limit(3, 9))));
+    let behind = desk.come(capped(3).also(limit(4, 9)));
+    assert!(desk.waits(bound) && desk.waits(behind), "the first there has a lower cap");
+    // It came first, and the server lost it.
+    let proofs = [(free, TICKET_MIN + 1)];
+    desk.ask(NODE, |ledger, caller, post| ledger.reassert(caller, LEASE, &proofs, post));
+    assert!(desk.holds(free) && desk.holds(behind) && desk.waits(bound));
 }
 
 // --- histories --------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ pub(super) struct FurtherLines<I> {
     of_tenants: BTreeSet<(Tenant, LineId)>,
     /// How many lines were parked anew since that was asked for.
     passed: usize,
+    /// Where lines were parked whose first places do not need that limit.
+    vacated: Vec<Spot>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -67,6 +69,7 @@ impl<I: Copy + Ord> FurtherLines<I> {
             parked: BTreeSet::new(),
             of_tenants: BTreeSet::new(),
             passed: 0,
+            vacated: Vec::new(),
         }
     }
 
@@ -223,7 +226,8 @@ impl<I: Copy + Ord> Lines<I> {
         self.stand(line, Some(Stands::At(spot, code)));
     }
 
-    /// Sets where a line stands to what its head and its tenant's use imply; one that is parked stays there.
+    /// Sets where a line stands to what its head and its tenant's use imply; one that is parked stays there if its head
+    /// needs that limit.
     pub(super) fn settle_further(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
         let Some(known) = self.further.lines.get(&line) else { return };
         let stands = known.stands;
@@ -231,8 +235,12 @@ impl<I: Copy + Ord> Lines<I> {
             self.end(line);
             return;
         };
-        if matches!(stands, Some(Stands::At(..))) {
-            return;
+        if let Some(Stands::At(spot, _)) = stands {
+            // The places of a line can differ in whether their tenant has a cap.
+            if limits_of(of.claim_of(head.1)).any(|(at, _)| at == spot) {
+                return;
+            }
+            self.further.vacated.push(spot);
         }
         let before = match stands {
             Some(Stands::InTurn(bits)) => Some(f64::from_bits(bits)),
@@ -289,9 +297,10 @@ impl<I: Copy + Ord> Lines<I> {
         }
     }
 
-    /// After places have left: their tenants' lines get their turns anew, and what is parked at their limits comes back.
+    /// After places have left: their tenants' lines get their turns anew, and what is parked at their limits comes back,
+    /// or where a line stood first.
     pub(super) fn make_up_for(&mut self, left: &[Claim], now: u64, of: &impl Register<I>) {
-        let mut spots = Vec::new();
+        let mut spots = std::mem::take(&mut self.further.vacated);
         for (i, claim) in left.iter().enumerate() {
             let is_first = left[..i].iter().all(|before| before.tenant() != claim.tenant());
             if is_first && claim.has_tenant() {

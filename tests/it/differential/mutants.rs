@@ -386,7 +386,7 @@ const FURTHER_MUTANTS: [(&str, &str, &str); 20] = [
     ("further", "if turn then settle(digits, turn) end", ""),
     ("further", "floor(mantissa * 32), 511)", "floor(mantissa * 16), 511)"),
     ("further", "if terms.cost > terms.caps[i] then return -4 end", ""),
-    ("further", "  if before < 0 then return before end\n", ""),
+    ("further", "if own == spot then return before end", ""),
     ("room", " and class ~= 56", ""),
     ("take", "/ 10 do", "/ 10 - 1 do"),
 ];
