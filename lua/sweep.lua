@@ -7,7 +7,7 @@
 --
 -- Needs     queued, key, now_ms, is_plain, earliest; leave, cost_of, unless is_plain
 -- Leaves    swept: whether any place was taken out; earliest: the first lease end, 0 if none is left;
---           budget: how many permits promotion may grant
+--           budget: how many permits promotion may grant; is_short: whether dead places may be left
 
 local swept, budget = false, 500
 repeat
@@ -41,3 +41,4 @@ repeat
     swept = true
   end
 until not (is_first and swept)
+local is_short = budget <= 0

@@ -448,6 +448,24 @@ fn and_those_behind_it_come_to_the_front_there() {
     assert!(desk.holds(free) && desk.holds(behind) && desk.waits(bound));
 }
 
+#[test]
+fn a_sweep_that_stops_at_the_bound_says_so_where_a_line_is_parked() {
+    let mut desk = at_desk(2000);
+    for user in 0..600 {
+        desk.come(claim(9).also(limit(100 + user, 1)));
+    }
+    desk.come(claim(9).also(limit(1, 1)));
+    desk.now += LEASE * 1000 / 2;
+    let waits = desk.come(claim(1).also(limit(1, 1)));
+    desk.now += LEASE * 1000 / 2;
+    // All that hold are dead. Until the last of them is swept, its limit is full.
+    let mut reply = desk.release(&[]);
+    while reply.more {
+        reply = desk.release(&[]);
+    }
+    assert!(desk.holds(waits), "{} are left", desk.ledger.in_use());
+}
+
 // --- histories --------------------------------------------------------------------------------------
 
 #[derive(Clone, Debug)]

@@ -33,6 +33,7 @@ impl Ledger {
         self.settle(caller.now);
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
+        let mut budget = self.work_max;
         let has_claims = leaving.iter().chain(ids).any(|id| id.claim.is_some());
         if self.all_fit(caller, has_claims, ids) {
             if self.starts.is_some()
@@ -49,7 +50,7 @@ impl Ledger {
             self.settle(caller.now);
         } else {
             // It may be full: waiting places go first, then the newcomers.
-            let budget = self.sweep(caller.now);
+            budget = self.sweep(caller.now);
             let most = self.most(caller, !leaving.is_empty());
             reply.granted = self.promote(caller, most, budget, post);
             let is_first = self.waiting() == 0;
@@ -65,7 +66,7 @@ impl Ledger {
                 }
             }
         }
-        self.close(caller, caller.limit.into(), reply)
+        self.close(caller, budget, reply)
     }
 
     /// Takes the newcomers one by one.

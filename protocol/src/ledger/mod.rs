@@ -299,8 +299,9 @@ impl Ledger {
         let budget = self.sweep(caller.now);
         let most = self.most(caller, true);
         let granted = self.promote(caller, most, budget, post);
-        let more = self.stopped_early(caller, most);
-        Reply { granted, more, opens_in: self.head_opens_in(caller, most), ..Reply::default() }
+        let more = self.stopped_early(caller, most, budget);
+        let opens_in = if more { 0 } else { self.head_opens_in(caller, most) };
+        Reply { granted, more, opens_in, ..Reply::default() }
     }
 
     /// Removes a place, waiting or held, for an operator; or only looks. Returns when its lease ends, or
@@ -346,7 +347,7 @@ impl Ledger {
         }
         self.settle(caller.now);
         reply.granted = self.promote(caller, caller.limit.into(), budget, post);
-        self.close(caller, caller.limit.into(), reply)
+        self.close(caller, budget, reply)
     }
 
     /// Renews with proof, for places that a renewal found gone.
@@ -406,7 +407,7 @@ impl Ledger {
         }
         self.settle(caller.now);
         reply.granted = self.promote(caller, caller.limit.into(), budget, post);
-        self.close(caller, caller.limit.into(), reply)
+        self.close(caller, budget, reply)
     }
 
     /// Lists the places of `node` among the `most` live ones with the earliest lease ends.
@@ -419,12 +420,14 @@ impl Ledger {
         own.filter(|id| id.node == node).collect()
     }
 
-    fn close(&mut self, caller: Caller, most: u64, mut reply: Reply) -> Reply {
+    /// `budget`: what the sweep left of the bound on work.
+    fn close(&mut self, caller: Caller, budget: usize, mut reply: Reply) -> Reply {
+        let most = u64::from(caller.limit);
         let usage = Usage { in_use: self.in_use(), waiting: self.waiting() };
         reply.usage = Some(usage);
         if usage.waiting > 0 {
-            reply.more = self.stopped_early(caller, most);
-            reply.opens_in = self.head_opens_in(caller, most);
+            reply.more = self.stopped_early(caller, most, budget);
+            reply.opens_in = if reply.more { 0 } else { self.head_opens_in(caller, most) };
             let is_asked_sooner = reply.more || reply.opens_in > 0;
             reply.earliest = if is_asked_sooner { 0 } else { self.earliest() };
         }

@@ -297,9 +297,13 @@ impl Ledger {
         self.lines.as_mut().map_or(0, |fair| fair.lines.take_passed())
     }
 
-    /// Whether promotion stopped at the bound on work.
-    pub(super) fn stopped_early(&self, caller: Caller, most: u64) -> bool {
+    /// Whether the call stopped at the bound on work, of which the sweep left `budget`: promotion did, or a limit at which a
+    /// line is parked may be held by the dead that are left.
+    pub(super) fn stopped_early(&self, caller: Caller, most: u64, budget: usize) -> bool {
         let in_use = self.in_use();
+        if budget == 0 && self.lines.as_ref().is_some_and(|fair| fair.lines.has_further()) {
+            return true;
+        }
         if in_use >= most {
             return false;
         }

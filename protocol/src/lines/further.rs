@@ -160,6 +160,11 @@ impl<I: Copy + Ord> Lines<I> {
         self.further.of_tenants.iter().map(|(tenant, line)| (*line, *tenant))
     }
 
+    /// Whether a place with further limits waits.
+    pub(crate) fn has_further(&self) -> bool {
+        !self.further.is_empty()
+    }
+
     /// Units in use under a further limit.
     pub(crate) fn units_under(&self, limit: FurtherLimit) -> u64 {
         self.further.units_of(Spot::of_limit(limit))
