@@ -34,8 +34,7 @@ impl Ledger {
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
         let mut budget = self.work_max;
-        let has_claims = leaving.iter().chain(ids).any(|id| id.claim.is_some());
-        if self.all_fit(caller, has_claims, ids) {
+        if self.all_fit(caller, leaving, ids) {
             if self.starts.is_some()
                 && let Some(last) = ids.last()
             {

@@ -19,10 +19,10 @@ enum Next {
 
 impl Ledger {
     /// Whether all newcomers can be granted at once, with nothing to sweep: no waiting place could be served, and every
-    /// cap has room. `has_claims`: any id of the call has a claim; without, nobody waits at all, because a reply in short
-    /// tells that to the caller.
-    pub(super) fn all_fit(&self, caller: Caller, has_claims: bool, ids: &[PlaceId]) -> bool {
-        if !self.queue.is_empty() || !has_claims && self.waiting() > 0 {
+    /// cap has room. If no id of the call has a claim, nobody waits at all, because a reply in short tells that to the
+    /// caller.
+    pub(super) fn all_fit(&self, caller: Caller, leaving: &[PlaceId], ids: &[PlaceId]) -> bool {
+        if !self.queue.is_empty() {
             return false;
         }
         let Some(fair) = &self.lines else {
@@ -31,7 +31,10 @@ impl Ledger {
             }
             return self.fit_in_lines(caller, ids);
         };
-        fair.lines.nobody_in_turn() && self.fit_in_lines(caller, ids)
+        let has_claims = || leaving.iter().chain(ids).any(|id| id.claim.is_some());
+        (fair.lines.waiting() == 0 || has_claims())
+            && fair.lines.nobody_in_turn()
+            && self.fit_in_lines(caller, ids)
     }
 
     fn fit_in_lines(&self, caller: Caller, ids: &[PlaceId]) -> bool {
