@@ -13,6 +13,8 @@
 -- If it may wait, fifteen bytes precede the claim: '-', then limit and headroom of its policy (7 each). They are cut by
 -- position. If it has a rate, thirteen bytes precede these: '/', then the grants in a window (3), the window in us (8),
 -- and how often that is doubled for the time for which starts are kept (1). An id without a claim never has '.' there.
+-- If it takes of budgets, these stand behind its rate: '$', then for each the number g (5), the us that it takes (8) and
+-- the burst in us (8); see charges.lua.
 -- A place with a rate, whoever its tenant is, has these members:
 --   r<n>, 2r<n> ... <cost>r<n>    score: -(seconds): it was granted then; n: its id up to its rate; see rate.lua
 -- A place with a tenant has these members:
@@ -30,7 +32,10 @@
 --   t<L, 5 digits>                score: the turn of line L; or below 0, close to it: it is parked; see further.lua
 --   x<L, 5 digits>                score: 2e13 + f, while the line exists
 --   x                             score: +inf, while any such line exists
--- So the ranges of scores are, from the lowest: grants, lines, lines that are parked, permits by tenant, further
+-- And each budget g of which any place has taken has the member
+--   b<g, 5 digits>                score: -(us at which it is full again) * 2^-23
+--
+-- So the ranges of scores are, from the lowest: grants, budgets (from -1e9 on), lines, lines that are parked, permits by tenant, further
 -- permits without one, lease ends (with a claim alone, without one, in a line), tenants of lines from 2e13 on, permits
 -- by limit from 5e13 on, tickets from 1e14 on, turns from 2^52 on. The permits that f has in use, or that are in use
 -- under g, are the members of one score; all in use are those from 0 to 1e13, less the tickets. A set is plain if no
@@ -58,9 +63,10 @@
 --           free and a place that could have it waited: call again at once
 --           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant is
 --           at its cap | -4 it costs more than it could ever get | -5, -6, -7 its first, second or third further limit
---           is full | -7 - ms a permit is free, but its rate allows no grant for so long. The ticket of a newcomer has
+--           is full | -7 - ms a permit is free, but its rate allows no grant for so long; -1e12 - ms, -2e12 - ms the
+--           same of its first or second budget. The ticket of a newcomer has
 --           2^28, 2 * 2^28 or 3 * 2^28 added if that limit is full
---           earliest < 0: only its rate keeps back the next in turn, for so many ms
+--           earliest < 0: only its rate or its budgets keep back the next in turn, for so many ms
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 if the set is empty, 1 more if any leave, for any number of ids; 12
 --           with a hand-over. With claims 5, 6 if none is in use, 1 more with a rate, 1 more if any leave, 1 more for
@@ -123,6 +129,7 @@ if not claims then
 else
   if leaving > 0 then
     local ids, from, to, removed = ARGV, 11, first - 1, 0
+    --@used
     --@take
   end
   units = redis.call('ZCOUNT', key, '0', '(10000000000000')
@@ -133,8 +140,8 @@ else
   if waiting == 0 and first == last and sub(id, -3) == '001' and string.byte(id, -16) == 46 then
     local f, each = tonumber(sub(id, -15, -11), 36), sub(id, -8, -4)
     if units < limit and (each == '00000' or redis.call('ZCOUNT', key, f, f) < tonumber(each, 36)) then
-      local at = string.find(id, '/', 13, true)
-      if not at then
+      local at, charged_at = string.find(id, '/', 13, true), string.find(id, '$', 13, true)
+      if not (at or charged_at) then
         if f == 0 then
           redis.call('ZADD', key, lease_end / 1000, id)
         else
@@ -144,16 +151,29 @@ else
         if redis.call('PTTL', key) < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
         return lease_end
       end
-      -- As in rate.lua, while the window has room and nothing has left it.
-      local rank = tonumber(sub(id, at + 1, at + 3), 36) - 1
-      if tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -33554432 then
-        local number, started = sub(id, 1, at - 1), '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)
-        if f == 0 then
-          redis.call('ZADD', key, lease_end / 1000, id, started, 'r' .. number)
-        else
-          redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id, started, 'r' .. number)
-        end
-        local kept_ms = tonumber(sub(id, at + 4, at + 11), 36) * 2 ^ tonumber(sub(id, at + 12, at + 12), 36) / 1000
+      local fits, kept_ms, writes = true, 0, { lease_end + 1e13, id, string.format('%d', f), queued .. id }
+      if f == 0 then writes = { lease_end / 1000, id } end
+      if at then
+        -- As in rate.lua, while the window has room and nothing has left it.
+        local rank = tonumber(sub(id, at + 1, at + 3), 36) - 1
+        fits = tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -1000000000
+        kept_ms = tonumber(sub(id, at + 4, at + 11), 36) * 2 ^ tonumber(sub(id, at + 12, at + 12), 36) / 1000
+        writes[#writes + 1] = '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)
+        writes[#writes + 1] = 'r' .. sub(id, 1, at - 1)
+      end
+      if charged_at and fits then
+        -- As in charges.lua, while a budget that is full has a member.
+        local number, taken = sub(id, charged_at + 1, charged_at + 5), tonumber(sub(id, charged_at + 6, charged_at + 13), 36)
+        local score = redis.call('ZSCORE', key, 'b' .. number)
+        local full_at = math.max((score or 0) * -8388608, now) + taken
+        fits = score and taken > 0 and string.byte(id, charged_at + 22) < 48
+          and full_at - tonumber(sub(id, charged_at + 14, charged_at + 21), 36) <= now
+        kept_ms = math.max(kept_ms, (full_at - now) / 1000)
+        writes[#writes + 1] = full_at / -8388608
+        writes[#writes + 1] = 'b' .. number
+      end
+      if fits then
+        redis.call('ZADD', key, unpack(writes))
         local ttl = redis.call('PTTL', key)
         if ttl < lease_ms + 1000 or ttl < kept_ms + 1 then
           redis.call('PEXPIRE', key, math.max(3 * lease_ms, math.ceil(kept_ms)) + 1000)
@@ -168,7 +188,7 @@ local for_all, frees = ARGV[2] == '1', leaving > 0
 --@kind
 --@lease
 local sub, byte = string.sub, string.byte
-local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo
+local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo, charges
 local turn = nil
 if not is_plain then
   turn = {}
@@ -176,9 +196,10 @@ if not is_plain then
   if waiting > 0 then
     turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   end
-  -- All newcomers of a call have the same rate, or none.
+  -- All newcomers of a call have the same rate, or none; each has budgets of its own.
   local id = ARGV[last]
-  local is_rated = string.find(id, '/', 13, true)
+  local is_rated, is_charged = string.find(id, '/', 13, true), false
+  for i = first, claims and last or 0 do is_charged = is_charged or string.find(ARGV[i], '$', 13, true) end
   local is_second, is_tried = false, false
   repeat
     if is_second then
@@ -190,7 +211,7 @@ if not is_plain then
       for i = first, last do is_further = is_further or byte(ARGV[i], -16) == 46 and byte(ARGV[i], -3) > 55 end
       if turn[1] or is_further then turn = leave(ARGV, 11, first - 1, turn, is_further) end
     end
-    if not opening_of and (is_second or is_rated) then
+    if not opening_of and (is_second or is_rated or is_charged) then
       --@rate
     end
     -- Whether all can be granted at once: no waiting place could be served, and no cap forbids it. Without claims, a reply
@@ -272,9 +293,13 @@ if not is_plain then
         turns = redis.call('ZMSCORE', key, unpack(turns))
         for i = 1, #turns do fits = fits and not turns[i] end
       end
+      if fits and all <= room and is_charged then
+        local taken = {}
+        for i = first, last do fits = fits and not opening_of(ARGV[i], 1, taken) end
+      end
       if fits and all <= room and not (is_rated and opening_of(id, all - units)) then
         --@write
-        if is_rated then
+        if is_rated or is_charged then
           for i = first, last do start(ARGV[i]) end
         end
         return lease_end
@@ -361,7 +386,8 @@ for i = 1, count do
     local cost, class, room, units, refused = 1, 0, limit, 0, -1
     if has_claim then
       cost, class = cost_of(id), tonumber(sub(id, -3, -3), 36) % 8
-      local each, opens = tonumber(sub(id, -8, -4), 36), opening_of(id, cost)
+      local each = tonumber(sub(id, -8, -4), 36)
+      local opens, budget = opening_of(id, cost)
       if class > 0 then room = limit - headroom end
       if tenant then
         if not has[tenant] and (each > 0 or is_compared) then
@@ -379,6 +405,7 @@ for i = 1, count do
         refused = full
       elseif opens and in_use + cost <= room then
         refused = -7 - math.ceil((opens - now) / 1000)
+        if budget then refused = refused + 7 - budget * 1e12 end
       end
     end
     if is_compared and not digits then

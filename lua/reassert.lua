@@ -38,7 +38,7 @@ local lease_end = now_ms + lease_ms
 --@lease
 --@queued
 --@kind
-local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo
+local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo, charges
 if not is_plain then
   --@claim
   --@settle

@@ -6,11 +6,11 @@
 -- ARGV[3]   headroom    integer >= 0, permits that are reserved for class 0; -1: none of the ids has a claim
 -- ARGV[4]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
 -- ARGV[5]   node        the caller's
--- ARGV[6..] id          any number; with none the call only sweeps and promotes
+-- ARGV[6..] id          any number, see used.lua; with none the call only sweeps and promotes
 --
 -- Returns   {id, lease_end of own grants ...}, and 1 as the last item if the bound below was reached while a
---           permit was free and a place that could have it waited: call again at once; or -ms if only its rate keeps
---           back the next in turn: call again then
+--           permit was free and a place that could have it waited: call again at once; or -ms if only its rate or its
+--           budgets keep back the next in turn: call again then
 -- Errors    none of its own
 -- Cost      2 commands while no place waits, about 9 with a hand-over in a plain set, about 12 from line to line;
 --           O((ids + 500) * log n): see promote.lua
@@ -30,6 +30,10 @@ if not claims then
 end
 --@queued
 local removed = 0
+if claims then
+  local ids, from, to = ARGV, 6, last
+  --@used
+end
 if last == 6 and (not claims or string.sub(ARGV[last], -2) == '01' and string.byte(ARGV[last], -3) < 56) then
   -- One place of one permit, without further limits.
   removed = redis.call('ZREM', key, ARGV[last], queued .. ARGV[last])
@@ -51,7 +55,7 @@ local for_all, frees = ARGV[2] == '1', true
 local counted, node = ARGV[4] == '1', ARGV[5]
 --@clock
 --@kind
-local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo
+local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo, charges
 if not is_plain then
   -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   if last == 5 then redis.call('ZREM', key, '') end

@@ -1,5 +1,6 @@
 //! Calls of a session to the ledger.
 
+use super::charge::Used;
 use super::id::{Ids, PlaceId};
 
 /// One operation on one semaphore, for any number of places of one process.
@@ -17,6 +18,8 @@ pub struct Call {
     pub max_waiting: u32,
     /// Whether newcomers that have to wait recall permits that other processes keep.
     pub recalls: bool,
+    /// What those of the places that leave have used of their budgets that say so, in their order.
+    pub used: Vec<(PlaceId, Used)>,
     /// The operation.
     pub op: Op,
 }
@@ -24,7 +27,15 @@ pub struct Call {
 impl Call {
     /// A call without limits, which the session fills in.
     pub(crate) const fn of(op: Op) -> Self {
-        Self { limit: 0, headroom: 0, for_all: false, max_waiting: 0, recalls: false, op }
+        Self {
+            limit: 0,
+            headroom: 0,
+            for_all: false,
+            max_waiting: 0,
+            recalls: false,
+            used: Vec::new(),
+            op,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
+use super::charge::{Charge, Charges};
 use super::further::{Further, FurtherLimit};
 
 /// A tenant by its number: a keyed hash of its name, 24 bits wide.
@@ -106,7 +107,7 @@ impl fmt::Debug for LineId {
     }
 }
 
-/// The tenant of a request, what it is compared by, and its further limits.
+/// The tenant of a request, what it is compared by, its further limits, and what it takes of budgets.
 ///
 /// A claim is the end of a [`PlaceId`](super::PlaceId), so the backend finds it with the place and stores it nowhere
 /// else.
@@ -114,6 +115,7 @@ impl fmt::Debug for LineId {
 pub struct Claim {
     terms: NonZeroU64,
     further: Further,
+    charges: Charges,
 }
 
 // From the lowest bit: each 24, class 3, cost - 1 6, 64 - weight 6, tenant 25. So a weight of 1 is not 0, and
@@ -141,7 +143,8 @@ impl Claim {
         let weight = u64::from(Self::WEIGHT_MAX - 1) << WEIGHT_AT;
         // Not 0, by the weight.
         let terms = NonZeroU64::new(u64::from(tenant.0) << TENANT_AT | weight);
-        Self { terms: terms.unwrap_or(NonZeroU64::MIN), further: Further::NONE }
+        let terms = terms.unwrap_or(NonZeroU64::MIN);
+        Self { terms, further: Further::NONE, charges: Charges::NONE }
     }
 
     /// The claim of a request without a tenant: it has a cost and nothing else, and stands in the order of its arrival
@@ -179,6 +182,24 @@ impl Claim {
     #[must_use]
     pub fn also(self, limit: FurtherLimit) -> Self {
         Self { further: self.further.and(limit), ..self }
+    }
+
+    /// The same claim with one charge more: see [`Charges::and`].
+    #[must_use]
+    pub fn charged(self, charge: Charge) -> Self {
+        Self { charges: self.charges.and(charge), ..self }
+    }
+
+    /// What it takes of budgets.
+    #[must_use]
+    pub const fn charges(self) -> Charges {
+        self.charges
+    }
+
+    /// Whether it takes anything of a budget.
+    #[must_use]
+    pub const fn has_charges(self) -> bool {
+        !self.charges.is_empty()
     }
 
     /// The tenant; [`Tenant::NOBODY`] if it has none.
@@ -232,9 +253,9 @@ impl Claim {
         self.bits(COST_AT, 6) + 1
     }
 
-    /// The permits that it takes under all of its limits: the work that it is to the backend.
+    /// The permits that it takes under all of its limits, and its charges: the work that it is to the backend.
     pub(crate) fn work(self) -> usize {
-        self.cost() as usize * (1 + self.further.iter().count())
+        self.cost() as usize * (1 + self.further.iter().count()) + self.charges.iter().count()
     }
 
     /// The class: while a request of a lower class could be served, this one is not.
@@ -288,8 +309,8 @@ impl Claim {
         text
     }
 
-    /// Reads what [`text`](Self::text) writes, of a claim with these further limits.
-    pub(crate) fn parse(text: &[u8], further: Further) -> Option<Self> {
+    /// Reads what [`text`](Self::text) writes, of a claim with these further limits and charges.
+    pub(crate) fn parse(text: &[u8], further: Further, charges: Charges) -> Option<Self> {
         let text: &[u8; Self::LEN] = text.try_into().ok()?;
         let number = |digits: &[u8]| u32::try_from(read_base36(digits)?).ok();
         let tenant = Tenant(number(&text[1..6])?);
@@ -299,7 +320,7 @@ impl Claim {
             .with_each(Some(number(&text[8..13])?).filter(|each| *each > 0))
             .with_class(u8::try_from(class).ok()?)
             .with_cost(number(&text[14..16])?);
-        let claim = Self { further, ..claim };
+        let claim = Self { further, charges, ..claim };
         // One text for each claim, and no value out of its range.
         (tenant.0 <= Tenant::MAX && claim.text() == *text).then_some(claim)
     }
@@ -307,6 +328,9 @@ impl Claim {
 
 impl fmt::Debug for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.has_charges() {
+            f.write_str(std::str::from_utf8(&self.charges.text()).unwrap_or_default())?;
+        }
         if let Some(line) = self.line().filter(|_| self.has_further()) {
             f.write_str(std::str::from_utf8(&self.further.text(line.0)).unwrap_or_default())?;
         }
@@ -335,7 +359,12 @@ pub(super) fn read_base36(digits: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::{Claim, Tenant};
+    use crate::charge::Charges;
     use crate::further::{Further, FurtherLimit};
+
+    fn read(text: &[u8], further: Further) -> Option<Claim> {
+        Claim::parse(text, further, Charges::NONE)
+    }
 
     #[test]
     fn a_claim_is_read_back_as_it_was_written() {
@@ -353,7 +382,7 @@ mod tests {
             assert_eq!(claim.tenant(), Tenant(tenant));
             assert_eq!((claim.weight(), claim.cost()), (weight, cost));
             assert_eq!((claim.class(), claim.each()), (class, each));
-            assert_eq!(Claim::parse(&claim.text(), Further::NONE), Some(claim));
+            assert_eq!(read(&claim.text(), Further::NONE), Some(claim));
         }
         let text = Claim::new(Tenant(1234)).with_each(Some(4)).text();
         assert_eq!(text, *b".000ya0100004001");
@@ -367,10 +396,10 @@ mod tests {
                 Claim::new(Tenant(1234)).with_class(class).also(FurtherLimit::of_hash(34, 20));
             assert_eq!((claim.further(), claim.class()), (further, class));
             assert_eq!(claim.text()[13], digit);
-            assert_eq!(Claim::parse(&claim.text(), further), Some(claim));
-            assert_eq!(Claim::parse(&claim.text(), Further::NONE), None);
+            assert_eq!(read(&claim.text(), further), Some(claim));
+            assert_eq!(read(&claim.text(), Further::NONE), None);
         }
-        assert_eq!(Claim::parse(&Claim::new(Tenant(1)).text(), further), None);
+        assert_eq!(read(&Claim::new(Tenant(1)).text(), further), None);
         let lines = [Claim::without_tenant(), Claim::new(Tenant(5))].map(Claim::line);
         assert_eq!(lines, [None, Some(Tenant(5).into())]);
         let nobodys = Claim::without_tenant().also(FurtherLimit::of_hash(34, 20));
@@ -410,11 +439,11 @@ mod tests {
             ".000000100001001",
             ".000000100000101",
         ] {
-            assert_eq!(Claim::parse(text.as_bytes(), Further::NONE), None, "{text}");
+            assert_eq!(read(text.as_bytes(), Further::NONE), None, "{text}");
         }
-        assert!(Claim::parse(b".0000a01000000001", Further::NONE).is_none(), "seventeen bytes");
-        assert!(Claim::parse(b".0000a0100000001", Further::NONE).is_some());
-        assert!(Claim::parse(b".000000100000001", Further::NONE).is_some());
+        assert!(read(b".0000a01000000001", Further::NONE).is_none(), "seventeen bytes");
+        assert!(read(b".0000a0100000001", Further::NONE).is_some());
+        assert!(read(b".000000100000001", Further::NONE).is_some());
     }
 
     #[test]

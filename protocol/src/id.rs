@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::bound::Bound;
 use super::bound_rate::BoundRate;
+use super::charge::Charges;
 use super::claim::{Claim, LineId, Tenant, read_base36};
 use super::further::Further;
 
@@ -22,7 +23,7 @@ pub struct NodeId(u64);
 /// wait, and by its [`Claim`] where tenants share the semaphore.
 ///
 /// The process makes it before it sends anything, so that every operation can be repeated, and never reuses it. Its text
-/// has at most 103 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
+/// has at most 146 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PlaceId {
     /// The process that the place belongs to.
@@ -55,7 +56,7 @@ pub type Ids = SmallVec<[PlaceId; 1]>;
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const NODE_LEN: usize = 11;
 const ID_LEN: usize =
-    1 + NODE_LEN + 1 + 11 + BoundRate::LEN + Further::LEN + Bound::LEN + Claim::LEN;
+    1 + NODE_LEN + 1 + 11 + BoundRate::LEN + Charges::LEN + Further::LEN + Bound::LEN + Claim::LEN;
 
 impl NodeId {
     /// Creates a node id from a number, which should be random.
@@ -123,6 +124,12 @@ impl PlaceId {
         self.bound?.rate
     }
 
+    /// What it takes of budgets.
+    #[must_use]
+    pub fn charges(&self) -> Charges {
+        self.claim.map_or(Charges::NONE, Claim::charges)
+    }
+
     /// The number of permits that it takes.
     #[must_use]
     pub fn cost(&self) -> u32 {
@@ -168,6 +175,11 @@ impl PlaceId {
             text[len..len + BoundRate::LEN].copy_from_slice(&rate.text());
             len += BoundRate::LEN;
         }
+        if let Some(claim) = self.claim.filter(|claim| claim.has_charges()) {
+            let charges = claim.charges().text();
+            text[len..len + charges.len()].copy_from_slice(&charges);
+            len += charges.len();
+        }
         if let Some(claim) = self.claim.filter(|claim| claim.has_further()) {
             let line = claim.line().map_or(0, LineId::number);
             let further = claim.further().text(line);
@@ -206,11 +218,13 @@ impl PlaceId {
     pub fn parse_number(text: &[u8]) -> Option<Numbered> {
         let (text, claim) = split_at_mark(text, b'.');
         let (text, bound) = split_at_mark(text, b'-');
-        let (n, further) = split_at_mark(text, b'+');
+        let (text, further) = split_at_mark(text, b'+');
         let further = further.map_or(Some(Further::NONE), Further::parse)?;
+        let (n, charges) = split_at_mark(text, b'$');
+        let charges = charges.map_or(Some(Charges::NONE), Charges::parse)?;
         let claim = match claim {
-            Some(claim) => Some(Claim::parse(claim, further)?),
-            None if further.is_empty() => None,
+            Some(claim) => Some(Claim::parse(claim, further, charges)?),
+            None if further.is_empty() && charges.is_empty() => None,
             None => return None,
         };
         let mut bound = match bound {

@@ -13,15 +13,20 @@ pub enum RejectReason {
     /// The request's [further limit](super::Further) of this index, from 0, is full, and this request may not wait; or its
     /// cap is 0.
     FurtherLimit(u8),
-    /// The request names more than three further limits, or one of them twice.
+    /// The request names more than three further limits, or one of them twice; or more than two budgets, or one of them
+    /// twice.
     InvalidLimits,
     /// The request asks for more permits than it could ever get: more than the limit, the part of it that its class
-    /// may use, the cap of its tenant or of a further limit, or the starts of a rate that is not smooth.
+    /// may use, the cap of its tenant or of a further limit, or the starts of a rate that is not smooth. Or it is estimated
+    /// to use more of a budget than may be used at once.
     CostTooHigh,
     /// As many permits were granted lately as the rate allows, or in an outage the part of it that the process's own share
     /// has, and this request may not wait.
     Rate,
-    /// No permit came free within the wait timeout, or the rate allowed no grant.
+    /// The budget of this index, from 0, does not allow what the request is estimated to use, or in an outage the part of
+    /// it that the process's own share has, and this request may not wait.
+    Budget(u8),
+    /// No permit came free within the wait timeout, or the rate or a budget allowed no grant.
     QueueTimeout,
     /// The request would wait in vain: by how fast the queue moves, for more than twice as long as it may. Only for
     /// requests that ask for this answer.
@@ -46,7 +51,10 @@ pub enum RejectReason {
 impl RejectReason {
     /// Whether this says that no permit was free or came free.
     pub(crate) const fn is_of_limit(self) -> bool {
-        matches!(self, Self::Limit | Self::QueueFull | Self::QueueTimeout | Self::Rate)
+        matches!(
+            self,
+            Self::Limit | Self::QueueFull | Self::QueueTimeout | Self::Rate | Self::Budget(_)
+        )
     }
 
     /// Whether this says that there are more requests than permits.
@@ -66,6 +74,7 @@ impl RejectReason {
             Self::InvalidLimits => "invalid_limits",
             Self::CostTooHigh => "cost_too_high",
             Self::Rate => "rate",
+            Self::Budget(_) => "budget",
             Self::QueueTimeout => "queue_timeout",
             Self::Hopeless => "hopeless",
             Self::Quarantine => "quarantine",

@@ -180,6 +180,7 @@ impl Counter for LedgerHandle {
             None => false,
         };
         let mut ledger = lock(&self.ledger);
+        ledger.settle_used(&call.used, caller.now);
         let reply = match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {
                 ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, post)
@@ -337,11 +338,12 @@ fn has_places(ledger: &Mutex<Ledger>, now: u64) -> bool {
     lock(ledger).places().any(|(_, lease_end, _)| lease_end > now / 1000)
 }
 
-/// Returns whether no process uses a ledger, no lease in it still runs, and no grant in it counts for a rate.
+/// Returns whether no process uses a ledger, no lease in it still runs, no grant in it counts for a rate, and no
+/// budget is less than full.
 fn is_unused(ledger: &Arc<Mutex<Ledger>>, now: u64) -> bool {
     Arc::strong_count(ledger) == 1
         && !has_places(ledger, now)
-        && lock(ledger).counts_starts_until().is_none_or(|end| end <= now)
+        && lock(ledger).kept_until().is_none_or(|end| end <= now)
 }
 
 fn list(ledger: &Ledger, now: u64, most: u32, rate: Option<BoundRate>) -> Listing {

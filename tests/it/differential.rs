@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use tower_semaphore::protocol::{BoundRate, Claim, FurtherLimit, Tenant, WORK_MAX};
+use tower_semaphore::protocol::{BoundRate, Charge, Claim, FurtherLimit, Tenant, WORK_MAX};
 
 use self::model::{Expected, Model};
 use self::wire::{Item, Lua, QUEUED, Wire};
@@ -154,6 +154,8 @@ enum Of {
     Rates,
     /// Most places have further limits, and some have a rate.
     Further,
+    /// Most places take of budgets, and some have a rate or further limits.
+    Budgets,
 }
 
 /// The claims of places: few tenants, so that they meet; few terms, so that levels do.
@@ -196,8 +198,30 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
                 })
                 .boxed()
         }
+        Of::Budgets => {
+            let any = prop_oneof![4 => claim, 6 => nobodys, 1 => Just(None)];
+            let limit = prop_oneof![9 => Just(None), 1 => (1..4u32).prop_map(Some)];
+            (any, prop::collection::vec(charge(), 0..=2), limit)
+                .prop_map(|(claim, charges, limit)| {
+                    let claim = claim.map(|claim| charges.into_iter().fold(claim, Claim::charged));
+                    claim.map(|claim| match limit {
+                        Some(cap) => claim.also(FurtherLimit::of_hash(7, cap)),
+                        None => claim,
+                    })
+                })
+                .boxed()
+        }
         _ => prop_oneof![10 => claim, 4 => nobodys, 2 => Just(None)].boxed(),
     }
+}
+
+/// Few budgets, whose bursts take about as long as histories go on.
+fn charge() -> impl Strategy<Value = Charge> {
+    let burst = prop_oneof![6 => Just(10_000_019), 1 => 1..30_000_000u64];
+    let part = prop_oneof![1 => Just(0), 8 => 1..=1000u64, 1 => Just(1000)];
+    (0..3u64, burst, part).prop_map(|(number, burst, part)| {
+        Charge::of_hash(number * 5_592_403, burst * part / 1000, burst).unwrap()
+    })
 }
 
 /// The windows of rates, in µs.
@@ -205,7 +229,7 @@ const WINDOWS_US: [u64; 3] = [20_000_003, 6_000_001, 61_000_009];
 
 /// Low rates, so that windows are full.
 fn rate(of: Of) -> BoxedStrategy<Option<BoundRate>> {
-    if !matches!(of, Of::Rates | Of::Further) {
+    if !matches!(of, Of::Rates | Of::Further | Of::Budgets) {
         return Just(None).boxed();
     }
     let window =
@@ -215,7 +239,7 @@ fn rate(of: Of) -> BoxedStrategy<Option<BoundRate>> {
     let longest = prop_oneof![3 => Just(0), 1 => Just(WINDOWS_US[2])];
     let rate = (rate, longest)
         .prop_map(|(rate, longest)| rate.map(|rate| rate.kept_for(Duration::from_micros(longest))));
-    let none = if of == Of::Further { 20 } else { 1 };
+    let none = if of == Of::Rates { 1 } else { 20 };
     prop_oneof![5 => rate, none => Just(None)].boxed()
 }
 
@@ -305,7 +329,7 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     ];
     match of {
         Of::Plain => step.boxed(),
-        Of::Tenants | Of::Rates | Of::Further => {
+        Of::Tenants | Of::Rates | Of::Further | Of::Budgets => {
             prop_oneof![40 => step, 1 => (0..=3u32).prop_map(Step::Headroom)].boxed()
         }
     }
@@ -317,7 +341,7 @@ fn history(
     steps: RangeInclusive<usize>,
 ) -> impl Strategy<Value = History> {
     let headroom = if of == Of::Plain { 0 } else { 2u32 };
-    let is_rated = matches!(of, Of::Rates | Of::Further);
+    let is_rated = matches!(of, Of::Rates | Of::Further | Of::Budgets);
     let claim = is_rated.then(|| Claim::new(Tenant::of_hash(0)));
     let fallback = Asks { claim, ..Asks::default() };
     (
@@ -459,6 +483,29 @@ fn with_further_limits_they_stop_at_the_same_bound_on_work() {
 fn they_do_so_with_hundreds_of_places_with_further_limits_too() {
     let cases = histories().div_ceil(50);
     run(&Lua::as_it_is(), cases, 200, &history(Of::Further, 1..=512, 10..=20))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+}
+
+#[test]
+fn they_charge_budgets_as_the_ledger_does() {
+    let cases = histories();
+    let [operations, _] = run(&Lua::as_it_is(), cases, 4000, &history(Of::Budgets, 1..=4, 50..=90))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+    assert!(operations >= 50 * cases as usize, "only {operations} operations were compared");
+}
+
+#[test]
+fn with_budgets_they_stop_at_the_same_bound_on_work() {
+    let lua = Lua::new(SMALL_WORK, |_, text| text.to_owned());
+    let [operations, early] = run(&lua, histories(), 4000, &history(Of::Budgets, 1..=4, 50..=90))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+    assert!(early > operations / 1000, "only {early} of {operations} reached the bound");
+}
+
+#[test]
+fn they_charge_budgets_for_hundreds_of_places_too() {
+    let cases = histories().div_ceil(50);
+    run(&Lua::as_it_is(), cases, 200, &history(Of::Budgets, 1..=512, 10..=20))
         .unwrap_or_else(|difference| panic!("{difference}"));
 }
 

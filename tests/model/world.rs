@@ -773,6 +773,7 @@ impl World {
                         headroom: 0,
                         for_all: true,
                         max_waiting: 0,
+                        used: Vec::new(),
                         recalls: false,
                         op,
                     };

@@ -1399,6 +1399,9 @@ impl Store {
                 delegate!(ledger, ledger => ledger.release(caller, &[head], &mut |_, _| true));
             }
         }
+        if let Kind::Shipped(ledger) = &mut ledger.ledger {
+            ledger.settle_used(&call.used, caller.now);
+        }
         let reply = delegate!(ledger, ledger => match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {
                 ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, &mut post)

@@ -169,7 +169,10 @@ impl Ledger {
             Some(Full::Tenant) => PlaceStatus::TenantFull,
             Some(Full::Further(index)) => PlaceStatus::LimitFull(index),
             None if self.in_use() + cost <= room && !self.may_start(id, caller.now) => {
-                PlaceStatus::NoStart(self.opens_in(id, caller.now))
+                match self.opens_in(id, caller.now) {
+                    (None, ms) => PlaceStatus::NoStart(ms),
+                    (Some(budget), ms) => PlaceStatus::NoBudget(budget, ms),
+                }
             }
             None => PlaceStatus::NoPermit,
         }

@@ -26,9 +26,15 @@
 //! A place whose id carries a [`BoundRate`](super::BoundRate) is granted only if the window has room for it, too. The time of its grant is
 //! kept for the length of the window, whatever becomes of the place.
 //!
+//! # Budgets
+//!
+//! A place whose claim has [charges](super::Charge) is granted only if its budgets allow them. They are taken with the
+//! grant, and once the place leaves, what was truly used can be put in their place: see [`Ledger::settle_used`].
+//!
 //! [`MemoryBackend`]: https://docs.rs/tower-semaphore/latest/tower_semaphore/backend/struct.MemoryBackend.html
 
 mod acquire;
+mod budgets;
 mod fair;
 mod promote;
 mod reply;
@@ -37,12 +43,14 @@ mod starts;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
 
+use self::budgets::Budgets;
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, OfPlaces, ticket_of};
 pub use self::reply::{Grant, Hint, PlaceStatus, RateUsage, Reply, Usage};
 use self::starts::Starts;
 use super::bound::Bound;
 use super::bound_rate::BoundRate;
+use super::charge::Used;
 use super::claim::{Claim, LineId, Tenant};
 use super::further::FurtherLimit;
 use super::id::{NodeId, PlaceId};
@@ -129,6 +137,8 @@ pub struct Ledger {
     by_end: Option<BTreeSet<(Leases, u64, PlaceId)>>,
     /// The grants of places with a rate; `None`: there were none lately.
     starts: Option<Box<Starts>>,
+    /// The budgets that are not full; `None`: there are none.
+    budgets: Option<Box<Budgets>>,
     /// No lease ends before this, ms: until then there is nothing to sweep.
     quiet_until: u64,
     work_max: usize,
@@ -185,15 +195,18 @@ impl Ledger {
             lines: None,
             by_end: None,
             starts: None,
+            budgets: None,
             quiet_until: 0,
             work_max: work_max.max(1),
         }
     }
 
-    /// Whether no place is left, and no grant that counts for a rate: then there is no key.
+    /// Whether no place is left, no grant that counts for a rate, and every budget is full: then there is no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty() && self.starts.as_ref().is_none_or(|starts| starts.is_empty())
+        self.places.is_empty()
+            && self.starts.as_ref().is_none_or(|starts| starts.is_empty())
+            && self.budgets.as_ref().is_none_or(|budgets| budgets.is_empty())
     }
 
     /// The grants that count for a rate, once for each permit: process, number of the place, when it was, and when it
@@ -213,6 +226,40 @@ impl Ledger {
     #[must_use]
     pub fn counts_starts_until(&self) -> Option<u64> {
         self.starts.as_ref()?.last_end()
+    }
+
+    /// The budgets that are not full: number, and when it will be full again, in µs.
+    pub fn budgets(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.budgets.iter().flat_map(|budgets| budgets.iter())
+    }
+
+    /// When the budget with this number will be full again, in µs; not after now if it is.
+    #[must_use]
+    pub fn budget_full_at(&self, number: u32) -> u64 {
+        self.budgets.as_ref().map_or(0, |budgets| budgets.full_at(number))
+    }
+
+    /// Until when anything is kept that does not depend on a place, in µs: grants that count for a rate, and budgets that
+    /// are not full. `None`: nothing is.
+    #[must_use]
+    pub fn kept_until(&self) -> Option<u64> {
+        let full = self.budgets.as_ref().and_then(|budgets| budgets.last_full());
+        self.counts_starts_until().max(full)
+    }
+
+    /// Puts what places have truly used in the place of their charges, right before the operation that they leave by. A
+    /// place that waits, or is not there any more, is ignored, so a repetition is safe.
+    pub fn settle_used(&mut self, used: &[(PlaceId, Used)], now: u64) {
+        for (id, used) in used {
+            let holds = self.places.get(id).is_some_and(|place| place.ticket.is_none());
+            if holds && !id.charges().is_empty() {
+                let budgets = self.budgets.get_or_insert_default();
+                budgets.settle(id.charges(), *used, now);
+                if budgets.is_empty() {
+                    self.budgets = None;
+                }
+            }
+        }
     }
 
     /// How many permits are in use, including those of dead places that are not swept yet.
@@ -529,11 +576,11 @@ impl Default for Ledger {
     }
 }
 
-// Two ledgers are equal if their places and starts are: everything else is derived from them.
+// Two ledgers are equal if their places, starts and budgets are: everything else is derived from them.
 
 impl PartialEq for Ledger {
     fn eq(&self, other: &Self) -> bool {
-        self.places == other.places && self.starts == other.starts
+        self.places == other.places && self.starts == other.starts && self.budgets == other.budgets
     }
 }
 
@@ -545,5 +592,6 @@ impl Hash for Ledger {
         places.sort_unstable_by_key(|(id, _)| **id);
         places.hash(state);
         self.starts.hash(state);
+        self.budgets.hash(state);
     }
 }

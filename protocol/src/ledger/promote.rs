@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::budgets::{Budgets, Together};
 use super::fair::OfPlaces;
 use super::{Caller, FURTHER_WORK, Grant, HINT_WORK, Leases, Ledger, Post, beyond_one};
 use crate::bound_rate::BoundRate;
@@ -75,6 +76,7 @@ impl Ledger {
         let starts = rates().map(|(_, cost)| cost).sum();
         in_use <= caller.room(u8::from(!ids.iter().all(is_first)))
             && rates().all(|(rate, _)| self.has_starts(rate, starts, caller.now))
+            && self.budgets_allow(ids, caller.now)
     }
 
     /// Whether a newcomer whose line is empty would be served before all waiting places, and can be.
@@ -217,7 +219,7 @@ impl Ledger {
                     absent.push(node);
                     for grant in grants {
                         self.take(&grant.id);
-                        self.undo_start(&grant.id);
+                        self.undo_start(&grant.id, caller.now);
                     }
                 }
             }
@@ -336,9 +338,25 @@ impl Ledger {
         id.rate().is_none_or(|rate| id.cost() <= rate.starts())
     }
 
-    /// Whether the place's rate, if it has one, allows its grant now.
+    /// Whether the place's rate and its budgets, if it has any, allow its grant now.
     pub(super) fn may_start(&self, id: PlaceId, now: u64) -> bool {
         id.rate().is_none_or(|rate| self.has_starts(rate, id.cost(), now))
+            && self.budget_opening(id, now).is_none()
+    }
+
+    /// From when on its budgets allow the grant of a place, µs, and the index of the last of them to do so; `None`: now.
+    pub(super) fn budget_opening(&self, id: PlaceId, now: u64) -> Option<(u64, u8)> {
+        self.budgets.as_ref()?.opening_of(id.charges(), now)
+    }
+
+    /// Whether the budgets allow the grant of all of these places now.
+    fn budgets_allow(&self, ids: &[PlaceId], now: u64) -> bool {
+        if ids.iter().all(|id| id.charges().is_empty()) {
+            return true;
+        }
+        let (none, mut together) = (Budgets::default(), Together::new());
+        let budgets = self.budgets.as_deref().unwrap_or(&none);
+        ids.iter().all(|id| budgets.allow(id.charges(), &mut together, now))
     }
 
     fn has_starts(&self, rate: BoundRate, cost: u32, now: u64) -> bool {
@@ -346,7 +364,7 @@ impl Ledger {
         cost <= rate.starts() && opening.is_none()
     }
 
-    /// Notes that the place is granted, if it has a rate.
+    /// Notes that the place is granted, if it has a rate or takes of a budget.
     pub(super) fn start(&mut self, id: PlaceId, now: u64) {
         self.make_room(id, id.cost(), now);
         self.note_start(id, now);
@@ -359,21 +377,32 @@ impl Ledger {
         }
     }
 
-    /// Notes that the place is granted, if it has a rate, without making room.
+    /// The same, without making room.
     pub(super) fn note_start(&mut self, id: PlaceId, now: u64) {
         if let Some(rate) = id.rate() {
             self.starts.get_or_insert_default().push(id, rate, now);
         }
+        let charges = id.charges();
+        if !charges.is_empty() {
+            self.budgets.get_or_insert_default().take(charges, now);
+        }
     }
 
     /// Takes back that the place was granted: its process is gone.
-    fn undo_start(&mut self, id: &PlaceId) {
+    fn undo_start(&mut self, id: &PlaceId, now: u64) {
         self.starts.iter_mut().for_each(|starts| starts.remove(id));
+        self.budgets.iter_mut().for_each(|budgets| budgets.undo(id.charges(), now));
     }
 
-    /// Forgets the grants that do not count any more.
+    /// Forgets the grants that do not count any more, and the budgets that are full.
     #[inline]
     pub(super) fn expire_starts(&mut self, now: u64) {
+        if let Some(budgets) = &mut self.budgets {
+            budgets.expire(now);
+            if budgets.is_empty() {
+                self.budgets = None;
+            }
+        }
         if let Some(starts) = &mut self.starts {
             starts.expire(now);
             if starts.is_empty() {
@@ -382,18 +411,23 @@ impl Ledger {
         }
     }
 
-    /// In how many ms, rounded up and at least 1, the place's rate allows its grant.
-    pub(super) fn opens_in(&self, id: PlaceId, now: u64) -> u64 {
-        let opening = id
+    /// Which budget keeps the place back for longest, if none of its rate; and in how many ms, rounded up and at least 1,
+    /// both allow its grant.
+    pub(super) fn opens_in(&self, id: PlaceId, now: u64) -> (Option<u8>, u64) {
+        let by_rate = id
             .rate()
             .zip(self.starts.as_ref())
             .and_then(|(rate, starts)| starts.opening_of(rate, id.cost(), now));
-        opening.map_or(1, |opening| opening.saturating_sub(now).div_ceil(1000).max(1))
+        let by_budget = self.budget_opening(id, now);
+        let budget = by_budget.filter(|(opening, _)| by_rate.is_none_or(|other| other < *opening));
+        let opening = budget.map(|(opening, _)| opening).or(by_rate);
+        let ms = opening.map_or(1, |opening| opening.saturating_sub(now).div_ceil(1000).max(1));
+        (budget.map(|(_, index)| index), ms)
     }
 
-    /// The same for the next in turn, if only its rate keeps it back; else 0.
+    /// In how many ms its rate and budgets allow the grant of the next in turn, if only they keep it back; else 0.
     pub(super) fn head_opens_in(&self, caller: Caller, most: u64) -> u64 {
-        if self.starts.is_none() || self.in_use() >= most {
+        if self.starts.is_none() && self.budgets.is_none() || self.in_use() >= most {
             return 0;
         }
         match self.next(caller) {
@@ -402,7 +436,7 @@ impl Ledger {
                     && self.has_permits(caller, id)
                     && !self.may_start(id, caller.now) =>
             {
-                self.opens_in(id, caller.now)
+                self.opens_in(id, caller.now).1
             }
             _ => 0,
         }

@@ -33,6 +33,9 @@ pub enum PlaceStatus {
     /// It was rejected: permits are free, but as many were granted lately as its rate allows, and it may not wait. In so
     /// many ms, rounded up, the rate allows it.
     NoStart(u64),
+    /// It was rejected: permits are free, but the budget of this index, from 0, does not allow its charge, and it may not
+    /// wait. In so many ms, rounded up, it does.
+    NoBudget(u8, u64),
 }
 
 impl PlaceStatus {
@@ -122,7 +125,7 @@ pub struct Reply {
     /// The bound on work was reached while permits were free and places waited: call again. A
     /// [`release`](Ledger::release) of no ids is enough.
     pub more: bool,
-    /// In how many ms, rounded up, the rate allows the grant of the next in turn, for which a permit is free; 0: no place
-    /// is kept back by a rate alone. A call then promotes again.
+    /// In how many ms, rounded up, time allows the grant of the next in turn, for which a permit is free: its rate and its
+    /// budgets do; 0: no place is kept back by these alone. A call then promotes again.
     pub opens_in: u64,
 }

@@ -92,7 +92,7 @@ impl Joins {
         let Some((limit, options)) = common else { return Call::of(Op::Release { ids: leaving }) };
         let AcquireOptions { headroom, max_waiting, max_queue, .. } = options;
         let op = Op::Acquire { leaving, lease_ms: options.lease_ms(), max_queue, ids };
-        Call { limit, headroom, for_all: false, max_waiting, recalls, op }
+        Call { limit, headroom, for_all: false, max_waiting, recalls, used: Vec::new(), op }
     }
 
     /// There is a new connection: every place without an answer is asked for again.

@@ -197,7 +197,13 @@ impl Session {
         } else if let Some(Full::Further(limit)) = full {
             RejectReason::FurtherLimit(limit)
         } else if self.kept_by_rate_until(place, now).is_some() {
-            RejectReason::Rate
+            let rate = self.own_rate_opening(place, now);
+            match self.own_budget_opening(place, now) {
+                Some((at, budget)) if rate.is_none_or(|rate| rate < at) => {
+                    RejectReason::Budget(budget)
+                }
+                _ => RejectReason::Rate,
+            }
         } else {
             RejectReason::Limit
         }

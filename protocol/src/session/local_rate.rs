@@ -123,23 +123,32 @@ impl Session {
                 self.own_starts = None;
             }
         }
+        self.expire_own_budgets(now);
     }
 
-    /// Until when the earliest start is remembered.
+    /// Until when the earliest start is remembered, or what was taken of a budget.
     pub(super) fn own_start_kept_until(&self) -> Option<Time> {
-        Some(self.own_starts.as_ref()?.by_time.front()?.end)
+        let starts = self.own_starts.as_ref();
+        let start = starts.and_then(|starts| starts.by_time.front()).map(|start| start.end);
+        start.into_iter().chain(self.own_budgets_kept_until()).min()
     }
 
     /// Notes that a place is granted.
     pub(super) fn note_start(&mut self, index: usize, now: Time) {
+        self.take_own(index, now);
         let Some(place) = self.places.get(index) else { return };
         let (Some(part), cost) = (self.part_of(place), place.cost()) else { return };
         let start = Start { at: now, cost, end: now + part.counts_for(cost) };
         self.own_starts.get_or_insert_default().push(start);
     }
 
-    /// When the share's part of the rate allows this place; `None`: now, or the place has no such part.
+    /// When the share's part of the rate and of the budgets allows this place; `None`: now, or the place has no such part.
     pub(super) fn local_opening(&self, place: &Place, now: Time) -> Option<Time> {
+        let budget = self.own_budget_opening(place, now).map(|(at, _)| at);
+        self.own_rate_opening(place, now).max(budget)
+    }
+
+    pub(super) fn own_rate_opening(&self, place: &Place, now: Time) -> Option<Time> {
         // First the starts: most sessions have none.
         let starts = self.own_starts.as_ref()?;
         starts.opening(&self.part_of(place)?, place.cost(), now)

@@ -17,6 +17,7 @@ mod counts;
 mod joins;
 mod limits;
 mod local;
+mod local_budget;
 mod local_rate;
 mod movement;
 mod options;
@@ -52,6 +53,7 @@ use self::counts::Counts;
 use self::joins::Joins;
 use self::limits::Limits;
 use self::local::LocalQueue;
+use self::local_budget::OwnBudgets;
 use self::local_rate::OwnStarts;
 use self::movement::Movement;
 pub use self::options::{AcquireOptions, OnUnavailable};
@@ -90,6 +92,8 @@ pub struct Session {
     outage: Option<LocalQueue>,
     /// What requests with a share have started lately.
     own_starts: Option<Box<OwnStarts>>,
+    /// What they have taken of budgets.
+    own_budgets: Option<Box<OwnBudgets>>,
     quarantine: Quarantine,
     movement: Movement,
 
@@ -153,7 +157,7 @@ pub enum Progress {
         /// Whether the tenant's own cap is the reason, as far as is known here: the ledger said so, or the permits of this
         /// process alone reach it.
         is_tenant_full: bool,
-        /// How much longer the quarantine or the pause lasts that is the reason, or until the rate allows the next grant.
+        /// How much longer the quarantine or the pause lasts that is the reason, or until the rate or a budget allows the next grant.
         ends_in: Option<Duration>,
         /// How many were ahead of it when it joined the queue, or was refused instead; `None` if that is not known, as
         /// where tenants have lines of their own.
@@ -183,6 +187,7 @@ impl Session {
             reuse: Reuse::default(),
             outage: is_outage.then(LocalQueue::new),
             own_starts: None,
+            own_budgets: None,
             quarantine: connected.quarantine,
             movement: Movement::default(),
             joins: Joins::default(),

@@ -276,7 +276,7 @@ impl Session {
     /// many wait in all. Under a rate the turn is a bound, so only those count that are known.
     fn ahead_in_line(&self, tenant: Tenant, options: &AcquireOptions) -> u64 {
         let here = self.counts.tenants().waiting_of(tenant) as u64;
-        let parts = self.movement.0.as_deref().filter(|_| options.rate.is_none());
+        let parts = self.movement.0.as_deref().filter(|_| !options.is_timed());
         here + parts.map_or(0, |parts| parts.elsewhere_of(tenant, self.share_here(tenant)))
     }
 

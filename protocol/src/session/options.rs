@@ -45,7 +45,7 @@ pub struct AcquireOptions {
     /// How long its permit stays taken if the request is broken off, in ms.
     pub linger_ms: u32,
     /// For how long, in ms, its permit may go to other requests of this process after a reply said that no other
-    /// process waits; 0, or with a rate: each permit is given back.
+    /// process waits; 0, or with a rate or a budget: each permit is given back.
     pub reuse_ms: u32,
     /// How long, in ms, its request waits, if it is refused at once where it is expected to wait for more than twice as
     /// long; 0: it is not. Has no effect where permits are passed on.
@@ -92,10 +92,16 @@ impl AcquireOptions {
         common(self) == common(other)
     }
 
-    /// Changes what does not go with a rate.
+    /// Whether time keeps its grant back, and not only permits: it has a rate, or takes of a budget.
+    #[inline]
+    pub(super) fn is_timed(&self) -> bool {
+        self.rate.is_some() || self.claim.is_some_and(Claim::has_charges)
+    }
+
+    /// Changes what does not go with a rate or a budget.
     #[inline]
     pub(super) fn fit_to_rate(&mut self) {
-        if self.rate.is_some() {
+        if self.is_timed() {
             self.fit_to_some_rate();
         }
     }

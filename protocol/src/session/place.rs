@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::options::{AcquireOptions, OnUnavailable};
 use super::releases::Release;
 use crate::bound::Bound;
+use crate::charge::{Charges, Used, UsedOf};
 use crate::claim::Claim;
 use crate::id::{NodeId, PlaceId};
 use crate::ledger::Usage;
@@ -56,11 +57,44 @@ pub(super) struct Place {
     /// The index of the further limit that was full when it joined the queue.
     pub(super) full: Option<u8>,
     pub(super) linger: Linger,
+    /// What it has used of its budgets, once that is known.
+    pub(super) used: Option<Box<Reported>>,
     /// Releases the place that keeps its turn until this one stands there.
     pub(super) replaces: Option<Box<Release>>,
     /// Which turn was its own when it joined the queue, or its tenant's line as far as that can be told; `None`: that is not
     /// known, or a grant was counted as a sample.
     pub(super) turn: Option<NonZeroU32>,
+}
+
+/// What was reported of the budgets of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Reported {
+    used: Used,
+    /// When each is full again at the earliest.
+    full_at: [Time; Charges::MAX],
+}
+
+impl Reported {
+    pub(super) fn nothing(charges: Charges) -> Self {
+        Self { used: Used::as_charged(charges), full_at: [Time::ZERO; Charges::MAX] }
+    }
+
+    pub(super) fn use_up(&mut self, index: usize, used: u64) {
+        self.used = self.used.with(index, UsedOf { used, ahead: 0 });
+    }
+
+    /// The last report counts: it is the provider's.
+    pub(super) fn fill_at(&mut self, index: usize, at: Time) {
+        self.full_at.get_mut(index).into_iter().for_each(|full_at| *full_at = at);
+    }
+
+    /// What is true of it at this time.
+    pub(super) fn at(&self, now: Time) -> Used {
+        (0..).zip(self.full_at).fold(self.used, |used, (index, full_at)| {
+            let ahead = u64::try_from(full_at.since(now).as_micros()).unwrap_or(u64::MAX);
+            used.with(index, UsedOf { ahead, ..used.of(index) })
+        })
+    }
 }
 
 /// Whether a permit outlives its request, because the other side may still be working on it.

@@ -103,6 +103,7 @@ impl Places {
             held_back: false,
             full: None,
             linger: Linger::No,
+            used: None,
             replaces: None,
             turn: None,
         };

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::place::{Place, WAITING_RENEWAL};
 use super::transmit::CALL_MAX;
+use crate::charge::Used;
 use crate::id::{Ids, NodeId, PlaceId};
 use crate::time::Time;
 
@@ -25,13 +26,16 @@ pub(super) fn refusal_pause(lease: Duration) -> Duration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Release {
     pub(super) id: PlaceId,
+    /// What it has used of its budgets, if that is known.
+    pub(super) used: Option<Used>,
     /// When the lease ends, so that no release is needed.
     pub(super) until: Time,
 }
 
 impl Release {
     pub(super) fn of(node: NodeId, place: &Place, now: Time) -> Self {
-        Self { id: place.id(node), until: now + place.options.lease }
+        let used = place.used.as_ref().map(|reported| reported.at(now));
+        Self { id: place.id(node), used, until: now + place.options.lease }
     }
 
     /// Whether nothing needs to be sent any more. One lease later than `until`, because a call that was under way may
@@ -91,14 +95,17 @@ impl Releases {
         has_room
     }
 
-    /// The next places to release, with at most `most` permits; the last one may take more.
-    pub(super) fn poll(&mut self, most: usize) -> Ids {
+    /// The next places to release, with at most `most` permits; the last one may take more. And what they have used of their
+    /// budgets.
+    pub(super) fn poll(&mut self, most: usize) -> (Ids, Vec<(PlaceId, Used)>) {
+        let mut used = Vec::new();
         if self.unsent.len() == 1
             && let Some(release) = self.unsent.pop_front()
         {
             // The common case.
             self.sent.push_back(release);
-            return Ids::from_buf([release.id]);
+            used.extend(release.used.map(|used| (release.id, used)));
+            return (Ids::from_buf([release.id]), used);
         }
         let (mut ids, mut permits) = (Ids::new(), 0);
         while permits < most
@@ -106,9 +113,10 @@ impl Releases {
         {
             permits += release.id.work();
             ids.push(release.id);
+            used.extend(release.used.map(|used| (release.id, used)));
             self.sent.push_back(release);
         }
-        ids
+        (ids, used)
     }
 
     /// Drops the releases of places whose leases have ended. Returns the places.

@@ -190,7 +190,7 @@ impl Session {
     /// Releases a place that is unknown here.
     fn release_stranger(&mut self, id: PlaceId, now: Time) {
         let until = now + self.limits.longest_lease().max(IDLE);
-        if self.releases.push_stranger(Release { id, until }, self.places.len()) {
+        if self.releases.push_stranger(Release { id, used: None, until }, self.places.len()) {
             self.want(now + IDLE);
         }
     }
@@ -263,6 +263,11 @@ impl Session {
             }
             PlaceStatus::NoStart(opens_in) => {
                 let reason = self.blame(index, RejectReason::Rate, seen, timing.sent);
+                self.refuse(index, reason, seen);
+                self.note_opening(index, timing.now + Duration::from_millis(opens_in));
+            }
+            PlaceStatus::NoBudget(budget, opens_in) => {
+                let reason = self.blame(index, RejectReason::Budget(budget), seen, timing.sent);
                 self.refuse(index, reason, seen);
                 self.note_opening(index, timing.now + Duration::from_millis(opens_in));
             }
@@ -417,7 +422,7 @@ impl Session {
         let Some(place) = self.places.get_mut(index) else { return };
         place.held_at = now;
         place.granted_at = now;
-        if place.options.rate.is_some() {
+        if place.options.is_timed() {
             self.note_start(index, now);
         }
         self.set(index, State::Held);

@@ -1,11 +1,14 @@
 //! Requests: they come, wait, are answered and leave.
 
+use std::time::Duration;
+
 use super::local::LocalQueue;
 use super::options::{AcquireOptions, OnUnavailable};
-use super::place::{Linger, Place, State};
+use super::place::{Linger, Place, Reported, State};
 use super::places::PLACES_MAX;
 use super::releases::Release;
 use super::{Event, IDLE, Progress, Session};
+use crate::charge::Charge;
 use crate::id::PlaceId;
 use crate::ledger::Usage;
 use crate::reject::RejectReason;
@@ -125,10 +128,10 @@ impl Session {
             RejectReason::UpstreamPause | RejectReason::Quarantine => {
                 self.quarantined_until().max(paused)
             }
-            RejectReason::Rate => opens_at,
-            // A permit was free for the next in turn, and only the rate kept it back.
+            RejectReason::Rate | RejectReason::Budget(_) => opens_at,
+            // A permit was free for the next in turn, and only its rate or its budgets kept it back.
             RejectReason::QueueTimeout | RejectReason::QueueFull if !is_tenant_full => {
-                opens_at.filter(|_| place.options.rate.is_some())
+                opens_at.filter(|_| place.options.is_timed())
             }
             _ => None,
         };
@@ -175,6 +178,29 @@ impl Session {
         };
     }
 
+    /// Notes that the request at `index` has used so much of the budget of its charge of this index, µs: once its place
+    /// leaves, that replaces the charge. The last report counts.
+    pub fn handle_used(&mut self, index: usize, charge: usize, used: u64) {
+        self.report(index, |reported| reported.use_up(charge, used));
+    }
+
+    /// Notes what a response said to the request at `index`: that the budget of its charge of this index is full again in
+    /// this time (µs) at the earliest. The last report counts, once the place leaves.
+    pub fn handle_ahead(&mut self, index: usize, charge: usize, ahead: u64, now: Time) {
+        let full_at = now + Duration::from_micros(ahead.min(Charge::BURST_MAX));
+        self.report(index, |reported| reported.fill_at(charge, full_at));
+    }
+
+    fn report(&mut self, index: usize, note: impl FnOnce(&mut Reported)) {
+        let Some(place) = self.places.get_mut(index).filter(|place| place.is_in_flight()) else {
+            return;
+        };
+        let charges = place.claim().charges();
+        if !charges.is_empty() {
+            note(place.used.get_or_insert_with(|| Box::new(Reported::nothing(charges))));
+        }
+    }
+
     /// Ends the request at `index`, whatever it had. Its permit is released, unless it lingers or is passed on. The index
     /// may be given to another request.
     pub fn handle_leave(&mut self, index: usize, now: Time) {
@@ -204,6 +230,9 @@ impl Session {
             queue.count(place.options.claim, false);
         }
         self.counts.remove(index, (place.limit, place.options.claim), place.state);
+        if let Some(used) = &place.used {
+            self.settle_own(&place, used.at(now), now);
+        }
         if place.is_there() {
             self.releases.push(Release::of(self.places.node(), &place, now));
             self.movement.handle_leave(&place);

@@ -112,14 +112,15 @@ impl Session {
         let joins = !self.renewals.is_resync() && self.joins.skip(&self.places);
         let between = renews && self.renewals.has_unsent();
         let call = if self.releases.has_unsent() {
-            let ids = self.releases.poll(most);
+            let (ids, used) = self.releases.poll(most);
             let limit = self.limit_to_promote(&ids);
             // What they free may be for a place with a higher limit than the newcomers'.
-            if joins && !between && self.joins.next_limit(&self.places) >= Some(limit) {
+            let call = if joins && !between && self.joins.next_limit(&self.places) >= Some(limit) {
                 self.joins.poll(ids, most, &mut self.places)
             } else {
                 Call::of(Op::Release { ids })
-            }
+            };
+            Call { used, ..call }
         } else if between && let Some(op) = self.renewals.poll(&mut self.places, most) {
             Call::of(op)
         } else if joins {

@@ -7,7 +7,7 @@ use super::scripts::{self, By, Lua};
 use super::values::{grants, listing, number, reply, unexpected};
 use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
-use crate::protocol::{Op, PlaceId, PlaceStatus, Reply};
+use crate::protocol::{Op, PlaceId, PlaceStatus, Reply, Used};
 
 /// Upper bounds for the bytes of an id without a claim, of one with a claim, and of everything else in a call.
 const ID: usize = 32;
@@ -61,11 +61,13 @@ pub(super) fn command(addressed: &AddressedCall, by: By, counted: bool) -> Cmd {
     match &call.op {
         Op::Acquire { leaving, ids, .. } => {
             command.arg(leaving.len()).arg(u8::from(call.recalls));
-            for id in leaving.iter().chain(ids) {
+            push_leaving(&mut command, leaving, &call.used, &node);
+            for id in ids {
                 command.arg(id.text_of(&node).as_bytes());
             }
         }
-        Op::Release { ids } | Op::Renew { ids, .. } => {
+        Op::Release { ids } => push_leaving(&mut command, ids, &call.used, &node),
+        Op::Renew { ids, .. } => {
             for id in ids {
                 command.arg(id.text_of(&node).as_bytes());
             }
@@ -78,6 +80,18 @@ pub(super) fn command(addressed: &AddressedCall, by: By, counted: bool) -> Cmd {
         Op::Audit { .. } => {}
     }
     command
+}
+
+/// Adds the ids of places that leave, each with what it used of its budgets, if that is said: see `lua/used.lua`.
+fn push_leaving(command: &mut Cmd, ids: &[PlaceId], used: &[(PlaceId, Used)], node: &[u8; 11]) {
+    let mut used = used.iter().peekable();
+    for id in ids {
+        let text = id.text_of(node);
+        match used.next_if(|(of, _)| of == id) {
+            None => command.arg(text.as_bytes()),
+            Some((_, used)) => command.arg([text.as_bytes(), &used.text(id.charges())].concat()),
+        };
+    }
 }
 
 fn script(op: &Op) -> &'static Lua {
@@ -170,6 +184,7 @@ pub(crate) fn decode_wire(
                 for_all: false,
                 max_waiting: 0,
                 recalls: false,
+                used: Vec::new(),
                 op,
             },
         },

@@ -5,10 +5,11 @@ use std::sync::LazyLock;
 use redis::{Cmd, Pipeline, Script};
 
 /// The pieces that several scripts share. A line that is `--@` and the name of one stands for it.
-const PIECES: [(&str, &str); 20] = [
+const PIECES: [(&str, &str); 22] = [
     ("add", include_str!("../../../lua/add.lua")),
     ("again", include_str!("../../../lua/again.lua")),
     ("answer", include_str!("../../../lua/answer.lua")),
+    ("charges", include_str!("../../../lua/charges.lua")),
     ("claim", include_str!("../../../lua/claim.lua")),
     ("clock", include_str!("../../../lua/clock.lua")),
     ("first_end", include_str!("../../../lua/first_end.lua")),
@@ -25,6 +26,7 @@ const PIECES: [(&str, &str); 20] = [
     ("survey", include_str!("../../../lua/survey.lua")),
     ("sweep", include_str!("../../../lua/sweep.lua")),
     ("take", include_str!("../../../lua/take.lua")),
+    ("used", include_str!("../../../lua/used.lua")),
     ("write", include_str!("../../../lua/write.lua")),
 ];
 

@@ -121,6 +121,9 @@ pub(super) fn pairs(items: &[Value]) -> impl Iterator<Item = (&Value, &Value)> {
     items.chunks_exact(2).map(|pair| (&pair[0], &pair[1]))
 }
 
+/// The distance between the numbers that tell of one budget and of the next.
+const BUDGETS: i64 = 1_000_000_000_000;
+
 pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
     match value {
         Value::Int(0) => Some(PlaceStatus::Gone),
@@ -132,6 +135,10 @@ pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
         Value::Int(-5) => Some(PlaceStatus::LimitFull(0)),
         Value::Int(-6) => Some(PlaceStatus::LimitFull(1)),
         Value::Int(-7) => Some(PlaceStatus::LimitFull(2)),
+        Value::Int(below) if *below <= -BUDGETS => {
+            let (budget, ms) = (-below / BUDGETS - 1, -below % BUDGETS);
+            Some(PlaceStatus::NoBudget(u8::try_from(budget).ok()?, ms.unsigned_abs()))
+        }
         Value::Int(below) if *below < -7 => Some(PlaceStatus::NoStart(below.unsigned_abs() - 7)),
         value => number(value).filter(|ticket| *ticket >= TICKET_MIN).map(waiting),
     }
@@ -189,6 +196,9 @@ mod tests {
         assert_eq!(full, [0, 1, 2].map(|index| Some(PlaceStatus::LimitFull(index))));
         assert_eq!([-4, -3].map(told), [PlaceStatus::NeverFits, PlaceStatus::TenantFull].map(Some));
         assert_eq!(told(-8), Some(PlaceStatus::NoStart(1)));
+        assert_eq!(told(-1_000_000_000_750), Some(PlaceStatus::NoBudget(0, 750)));
+        assert_eq!(told(-2_000_000_000_001), Some(PlaceStatus::NoBudget(1, 1)));
+        assert_eq!(told(i64::MIN), None);
         let waits = |ticket: i64| told(TICKET_MIN.cast_signed() + ticket);
         let [first, last] = [TICKET_MIN + 1, TICKET_MIN + LINE_MAX];
         assert_eq!(waits(1), Some(PlaceStatus::Waiting(first)));

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use deadpool_redis::redis::{Cmd, cmd};
 use tower_semaphore::protocol::{
-    Bound, BoundRate, Caller, Claim, FURTHER_WORK, Grant, LINE_MAX, Ledger, NodeId, PlaceId,
-    PlaceStatus, Reply, TICKET_MIN,
+    Bound, BoundRate, Caller, Charge, Claim, FURTHER_WORK, Grant, LINE_MAX, Ledger, NodeId,
+    PlaceId, PlaceStatus, Reply, TICKET_MIN, Tenant, Used, UsedOf,
 };
 
 use super::wire::{Item, Lua, QUEUED, Told};
@@ -121,13 +121,13 @@ impl<'a> Model<'a> {
     fn take(&mut self, i: usize, step: &Step) {
         match step {
             Step::Acquire { node: at, leaving, poll_only, ids, terms } => {
-                let leaving = self.pick_any(leaving);
+                let leaving = self.pick_leaving(leaving);
                 let ids: Vec<_> =
                     ids.iter().map(|asks| self.new_id(*at, *poll_only, *asks)).collect();
                 self.acquire(i, *at, &leaving, &ids, *terms);
             }
             Step::AcquireAgain { node, leaving, picks, terms } => {
-                let leaving = self.pick_any(leaving);
+                let leaving = self.pick_leaving(leaving);
                 let mut ids = self.pick_once(picks);
                 // All newcomers of a call have the same rate, or none.
                 let last = ids.last().and_then(PlaceId::rate);
@@ -135,7 +135,7 @@ impl<'a> Model<'a> {
                 self.acquire(i, *node, &leaving, &ids, *terms);
             }
             Step::Release { node, picks } => {
-                let ids = self.pick_any(picks);
+                let ids = self.pick_leaving(picks);
                 self.release(i, *node, &ids);
             }
             Step::Renew { node, picks, lease_ms } => {
@@ -219,9 +219,30 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn pick_any(&mut self, picks: &[Pick]) -> Vec<PlaceId> {
+    /// Places that leave, most of those with charges with what they have used.
+    fn pick_leaving(&mut self, picks: &[Pick]) -> Vec<Leaving> {
         let present = self.present();
-        picks.iter().map(|pick| self.pick(pick, &present)).collect()
+        let mut leaving = Vec::with_capacity(picks.len());
+        for pick in picks {
+            let id = self.pick(pick, &present);
+            // As good as drawn.
+            let dice = id.n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            let used = |used: Used, (index, charge): (usize, Charge)| {
+                let taken = charge.taken();
+                let of = [0, taken / 3, taken, taken + 1_000_007, 5 * charge.burst()];
+                let ahead = [0, 0, 0, taken / 2 + 1, 3 * charge.burst()];
+                let used_of = UsedOf {
+                    used: of[(dice >> (8 * index)) as usize % of.len()],
+                    ahead: ahead[(dice >> (8 * index + 4)) as usize % ahead.len()],
+                };
+                used.with(index, used_of)
+            };
+            let charges = id.charges();
+            let all = charges.iter().enumerate().fold(Used::as_charged(charges), used);
+            let is_told = !charges.is_empty() && !dice.is_multiple_of(4);
+            leaving.push((id, is_told.then_some(all)));
+        }
+        leaving
     }
 
     /// No process names a place twice in one call.
@@ -255,13 +276,18 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Takes out the starts that none of them keeps, as the ledger does before each operation. The scripts wait until
+    /// Takes out the starts that none of them keeps, and the budgets that are full, as the ledger does before each operation. The scripts wait until
     /// their room is needed.
     fn forget_starts(&mut self) {
+        if self.ledger.budgets().next().is_some() {
+            let full = -(self.now as f64) / BUDGET_UNIT;
+            self.send(cmd("ZREMRANGEBYSCORE").arg(KEY).arg(full).arg("(-33554432"));
+            self.out.asides += 1;
+        }
         let latest = self.ledger.starts().map(|(_, _, at, _)| at).max();
         let Some((latest, until)) = latest.zip(self.ledger.counts_starts_until()) else { return };
         let left = (self.now - (until - latest)) as f64 / 1e6;
-        self.send(cmd("ZREMRANGEBYSCORE").arg(KEY).arg(-left).arg("(-33554432"));
+        self.send(cmd("ZREMRANGEBYSCORE").arg(KEY).arg(-left).arg("(-1000000000"));
         self.out.asides += 1;
     }
 
@@ -341,6 +367,9 @@ impl<'a> Model<'a> {
             PlaceStatus::NeverFits => Item::Int(-4),
             PlaceStatus::LimitFull(index) => Item::Int(-5 - i64::from(*index)),
             PlaceStatus::NoStart(ms) => Item::Int(-7 - ms.cast_signed()),
+            PlaceStatus::NoBudget(index, ms) => {
+                Item::Int(-1_000_000_000_000 * (i64::from(*index) + 1) - ms.cast_signed())
+            }
             PlaceStatus::Waiting(ticket) => number(*ticket),
             PlaceStatus::WaitingFor(ticket, full) => {
                 number(ticket + (u64::from(*full) + 1) * (1 << 28))
@@ -374,6 +403,7 @@ impl<'a> Model<'a> {
         self.send(cmd("PTTL").arg(KEY));
 
         let (set, longest) = self.set(&[]);
+        self.longest = self.longest.max(longest);
         let longest = (longest, self.longest);
         let before = std::mem::take(&mut self.out.asides);
         let (more, in_short) = (false, None);
@@ -429,6 +459,11 @@ impl<'a> Model<'a> {
             set.push((format!("r{number}"), score));
             set.extend((2..=id.cost()).map(|i| (format!("{i}r{number}"), score)));
         }
+        for (number, full_at) in self.ledger.budgets() {
+            longest = longest.max(full_at.saturating_sub(self.now) / 1000);
+            let digits = Tenant::of_hash(u64::from(number) - 1);
+            set.push((format!("b{digits}"), -(full_at as f64) / BUDGET_UNIT));
+        }
         set.extend(self.ledger.turns().map(|(line, turn)| (format!("t{line}"), turn)));
         for (line, tenant) in self.ledger.further_lines() {
             set.push((format!("x{line}"), FURTHER_LINES + f64::from(tenant.number())));
@@ -469,7 +504,9 @@ impl<'a> Model<'a> {
         )
     }
 
-    fn acquire(&mut self, i: usize, at: usize, leaving: &[PlaceId], ids: &[PlaceId], terms: Terms) {
+    fn acquire(&mut self, i: usize, at: usize, leaving: &[Leaving], ids: &[PlaceId], terms: Terms) {
+        let (leaving_texts, used) = split(leaving);
+        let leaving: &[PlaceId] = &leaving.iter().map(|(id, _)| *id).collect::<Vec<_>>();
         let Terms { lease_ms, max_queue, max_waiting, recalls } = terms;
         let left = self.what(i, "leave", at, leaving, "");
         let what = self.what(i, "acquire", at, ids, &format!("{terms:?}, after {left}"));
@@ -477,7 +514,7 @@ impl<'a> Model<'a> {
         rest.push(max_waiting.to_string());
         rest.extend([u8::from(self.counted).to_string(), node(at).to_string()]);
         rest.extend([leaving.len().to_string(), u8::from(recalls).to_string()]);
-        rest.extend(texts(leaving));
+        rest.extend(leaving_texts);
         rest.extend(texts(ids));
         let stay = self.ledger.places().filter(|(id, ..)| !leaving.contains(id));
         let (queue, held): (Vec<_>, Vec<_>) = stay.partition(|(.., ticket)| ticket.is_some());
@@ -492,16 +529,20 @@ impl<'a> Model<'a> {
         let call = self.call("acquire", leaving.iter().chain(ids), &rest);
         self.operate(what, at, ids, (lease_ms, told, recalls), &call, |ledger, caller, post| {
             let caller = Caller { max_waiting, ..caller };
+            ledger.settle_used(&used, caller.now);
             ledger.acquire(caller, lease_ms, max_queue, leaving, ids, post)
         });
     }
 
-    fn release(&mut self, i: usize, at: usize, ids: &[PlaceId]) {
+    fn release(&mut self, i: usize, at: usize, leaving: &[Leaving]) {
+        let (leaving_texts, used) = split(leaving);
+        let ids: &[PlaceId] = &leaving.iter().map(|(id, _)| *id).collect::<Vec<_>>();
         let what = self.what(i, "release", at, ids, "");
         let mut rest = vec![u8::from(self.counted).to_string(), node(at).to_string()];
-        rest.extend(texts(ids));
+        rest.extend(leaving_texts);
         let call = self.call("release", ids, &rest);
         self.operate(what, at, ids, (0, Told::Grants, false), &call, |ledger, caller, post| {
+            ledger.settle_used(&used, caller.now);
             ledger.release(caller, ids, post)
         });
     }
@@ -645,10 +686,26 @@ fn share_score(claim: Claim) -> f64 {
 const UNDER_LIMITS: f64 = 5e13;
 const FURTHER_LINES: f64 = 2e13;
 
+/// Scores of budgets are times in these, µs.
+const BUDGET_UNIT: f64 = 8_388_608.0;
+
 /// The score of a place that waits in a line: -l + k·2⁻²⁸.
 fn line_score(claim: Claim, ticket: u64) -> f64 {
     let k = (ticket - TICKET_MIN) as f64;
     k / (LINE_MAX + 1) as f64 - claim.line().map_or(0.0, |line| f64::from(line.number()))
+}
+
+/// A place that leaves, and what it has used of its budgets.
+type Leaving = (PlaceId, Option<Used>);
+
+/// The texts of places that leave, and what they have used.
+fn split(leaving: &[Leaving]) -> (Vec<String>, Vec<(PlaceId, Used)>) {
+    let text = |(id, used): &Leaving| {
+        let used = used.map(|used| used.text(id.charges()).to_vec()).unwrap_or_default();
+        id.to_string() + std::str::from_utf8(&used).unwrap()
+    };
+    let used = leaving.iter().filter_map(|(id, used)| Some((*id, (*used)?)));
+    (leaving.iter().map(text).collect(), used.collect())
 }
 
 fn texts(ids: &[PlaceId]) -> Vec<String> {

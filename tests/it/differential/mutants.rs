@@ -359,6 +359,40 @@ const RATE_MUTANTS: [(&str, &str, &str); 40] = [
     ("inspect", "+ 0.5) + window", "+ 0.5)"),
 ];
 
+/// The same for places that take of budgets.
+const BUDGET_MUTANTS: [(&str, &str, &str); 29] = [
+    ("charges", "math.max(full_at[number], now) + before", "full_at[number] + before"),
+    ("charges", "if taken then taken[number] = before + us end", ""),
+    ("charges", "    if us == 0 then return end\n", ""),
+    ("charges", "math.min(before + us, now + 2 * burst)", "before + us"),
+    ("charges", "full_at[number] = full_at[number] - us", "full_at[number] = full_at[number] - 0"),
+    ("charges", "(redis.call('ZSCORE', key, 'b' .. number) or 0)", "0"),
+    ("charges", "(not last or opening > last)", "not last"),
+    ("charges", "    at = at + 21\n", "    at = nil\n"),
+    ("charges", "before + us - burst", "before + us"),
+    // What is settled was not there any more, or waits; from an old time; without a bound; only the last one counts.
+    ("used", "if scores[1] and stands >= 0", "if stands >= 0"),
+    ("used", "stands >= 0 and stands < 1e14", "true"),
+    ("used", "          full = math.max(full, now_us)\n", ""),
+    ("used", "math.min(full + more, now_us + 2 * burst)", "full + more"),
+    ("used", "fulls[members[k]] or (", "("),
+    ("used", "          full = full + more\n", ""),
+    ("used", "now_us + math.min(ahead, burst)", "now_us + ahead"),
+    ("used", "if ahead > 0 then full = math.max(full, ", "if ahead > 0 then full = ("),
+    ("used", "  redis.call('ZREM', key, '', unpack(gone))\n", ""),
+    ("used", "if redis.call('PTTL', key) < kept_ms + 1 then", "if false then"),
+    ("rate", "kept = math.max(kept, charges.take(id) - now)", "charges.take(id)"),
+    ("rate", "if by_budget and by_budget > (by_rate or 0) then", "if false then"),
+    ("rate", "if charges and string.find(id, '$', 13, true) then charges.undo(id) end", ""),
+    ("acquire", "for i = first, last do fits = fits and not opening_of(ARGV[i], 1, taken) end", ""),
+    ("acquire", "charged_at + 21), 36) <= now", "charged_at + 21), 36) <= 2 * now"),
+    ("acquire", " and string.byte(id, charged_at + 22) < 48", ""),
+    ("acquire", "        kept_ms = math.max(kept_ms, (full_at - now) / 1000)\n", ""),
+    ("acquire", "if budget then refused = refused + 7 - budget * 1e12 end", ""),
+    ("acquire", "        if is_rated or is_charged then\n", "        if is_rated then\n"),
+    ("release", "  --@used\n", ""),
+];
+
 /// The same for places with further limits.
 const FURTHER_MUTANTS: [(&str, &str, &str); 19] = [
     ("further", "for _, spot in ipairs(spots) do come_back(spot) end", ""),
@@ -473,6 +507,11 @@ fn a_script_that_forgets_the_tenants_cap_is_found_out() {
 #[test]
 fn a_script_that_observes_a_rate_otherwise_is_found_out() {
     find_out(Of::Rates, RATE_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter());
+}
+
+#[test]
+fn a_script_that_charges_budgets_otherwise_is_found_out() {
+    find_out(Of::Budgets, BUDGET_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter());
 }
 
 #[test]

@@ -19,10 +19,11 @@ pub(crate) const SCRIPTS: [(&str, &str); 10] = files![
     "revoke",
 ];
 
-pub(crate) const PIECES: [(&str, &str); 20] = files![
+pub(crate) const PIECES: [(&str, &str); 22] = files![
     "add",
     "again",
     "answer",
+    "charges",
     "claim",
     "clock",
     "first_end",
@@ -39,6 +40,7 @@ pub(crate) const PIECES: [(&str, &str); 20] = files![
     "survey",
     "sweep",
     "take",
+    "used",
     "write",
 ];
 

@@ -191,6 +191,7 @@ impl Rig {
         let caller = self.ask(NODE, call.limit);
         let caller = Caller { recalls: call.recalls, for_all, max_waiting, ..caller };
         let post: super::super::ledger::Post<'_> = &mut |_, _| true;
+        self.ledger.settle_used(&call.used, caller.now);
         match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {
                 self.ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, post)

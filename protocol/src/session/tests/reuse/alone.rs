@@ -340,6 +340,7 @@ fn a_place_whose_lease_has_ended_there_does_not_stand_in_the_queue() {
         headroom: 0,
         for_all: false,
         max_waiting: 100,
+        used: Vec::new(),
         recalls: false,
         op: op.clone(),
     });

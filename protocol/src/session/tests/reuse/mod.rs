@@ -79,6 +79,7 @@ impl Rig {
             headroom: 0,
             for_all: false,
             max_waiting: 100,
+            used: Vec::new(),
             recalls: false,
             op: op.clone(),
         });

@@ -1,0 +1,109 @@
+//! What is left of budgets.
+
+use std::collections::BTreeMap;
+
+use crate::charge::{Charge, Charges, Used, UsedOf};
+
+/// When each budget will be full again, µs; one that is full is not there. See [`Charge`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Budgets {
+    full_at: BTreeMap<u32, u64>,
+}
+
+/// What the newcomers of a call take together, by budget.
+pub(super) type Together = BTreeMap<u32, u64>;
+
+impl Budgets {
+    pub(super) fn is_empty(&self) -> bool {
+        self.full_at.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.full_at.iter().map(|(number, at)| (*number, *at))
+    }
+
+    /// When the last one is full.
+    pub(super) fn last_full(&self) -> Option<u64> {
+        self.full_at.values().max().copied()
+    }
+
+    pub(super) fn full_at(&self, number: u32) -> u64 {
+        self.full_at.get(&number).copied().unwrap_or(0)
+    }
+
+    /// Forgets those that are full.
+    pub(super) fn expire(&mut self, now: u64) {
+        self.full_at.retain(|_, at| *at > now);
+    }
+
+    /// From when on the budgets allow these charges, µs, and the index of the last of them to do so; `None`: now.
+    pub(super) fn opening_of(&self, charges: Charges, now: u64) -> Option<(u64, u8)> {
+        let mut last = None;
+        for (index, charge) in (0..).zip(charges.iter()) {
+            let opening = self.opening(charge, 0, now);
+            if opening > now && last.is_none_or(|(latest, _)| opening > latest) {
+                last = Some((opening, index));
+            }
+        }
+        last
+    }
+
+    /// Whether the budgets allow these charges now, beside what others of the same call take.
+    pub(super) fn allow(&self, charges: Charges, together: &mut Together, now: u64) -> bool {
+        charges.iter().all(|charge| {
+            let before = together.entry(charge.number()).or_default();
+            let opening = self.opening(charge, *before, now);
+            *before += charge.taken();
+            opening <= now
+        })
+    }
+
+    fn opening(&self, charge: Charge, before: u64, now: u64) -> u64 {
+        let full_at = self.full_at(charge.number()).max(now) + before + charge.taken();
+        full_at.saturating_sub(charge.burst())
+    }
+
+    /// Takes what is charged. In flight after an outage or a loss of data, it may be more than the budgets allow.
+    pub(super) fn take(&mut self, charges: Charges, now: u64) {
+        for charge in charges.iter().filter(|charge| charge.taken() > 0) {
+            self.take_more(charge, charge.taken(), now);
+        }
+    }
+
+    fn take_more(&mut self, charge: Charge, more: u64, now: u64) {
+        let before = self.full_at(charge.number()).max(now);
+        let most = before.max(now + 2 * charge.burst());
+        self.full_at.insert(charge.number(), most.min(before + more));
+    }
+
+    /// Takes back what was charged just before.
+    pub(super) fn undo(&mut self, charges: Charges, now: u64) {
+        for charge in charges.iter() {
+            self.give(charge.number(), charge.taken(), now);
+        }
+    }
+
+    fn give(&mut self, number: u32, back: u64, now: u64) {
+        let full_at = self.full_at(number).saturating_sub(back);
+        if full_at > now {
+            self.full_at.insert(number, full_at);
+        } else {
+            self.full_at.remove(&number);
+        }
+    }
+
+    /// Puts what was used in the place of what was charged.
+    pub(super) fn settle(&mut self, charges: Charges, used: Used, now: u64) {
+        for (charge, UsedOf { used, ahead }) in charges.iter().zip(used.iter()) {
+            let number = charge.number();
+            match used.checked_sub(charge.taken()) {
+                Some(more) if more > 0 => self.take_more(charge, more, now),
+                _ => self.give(number, charge.taken() - used, now),
+            }
+            if ahead > 0 {
+                let full_at = self.full_at(number).max(now + ahead.min(charge.burst()));
+                self.full_at.insert(number, full_at);
+            }
+        }
+    }
+}
