@@ -1,8 +1,9 @@
 //! A request for permits.
 
+use crate::budget::Budget;
 use crate::error::RejectReason;
 use crate::name::Name;
-use crate::protocol::{Claim, Further};
+use crate::protocol::{Charges, Claim, Further};
 use crate::tenants::{TenantNumbers, TenantOverride};
 
 /// A request for permits: which semaphore, how many permits, and for which tenant.
@@ -32,6 +33,8 @@ pub struct Ask {
     tenant: Option<Name>,
     terms: Terms,
     further: Vec<FurtherAsk>,
+    /// What it is estimated to use.
+    estimates: Vec<Estimate>,
     /// A cost was set, even if it is 1.
     is_shared: bool,
 }
@@ -42,6 +45,13 @@ pub(crate) struct FurtherAsk {
     pub(crate) limit: Name,
     pub(crate) value: Name,
     pub(crate) cap: u32,
+}
+
+/// What a request is estimated to use of a budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Estimate {
+    pub(crate) budget: Budget,
+    pub(crate) units: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +74,8 @@ impl Ask {
     pub const MAX_CLASS: u8 = Claim::CLASS_MAX;
     /// The maximum number of [further limits](Self::also).
     pub const MAX_FURTHER: usize = Further::MAX;
+    /// The maximum number of [budgets](Self::estimate).
+    pub const MAX_BUDGETS: usize = Charges::MAX;
 
     /// Asks for one permit of the semaphore `name`.
     ///
@@ -82,6 +94,7 @@ impl Ask {
             tenant: None,
             terms: DEFAULT_TERMS,
             further: Vec::new(),
+            estimates: Vec::new(),
             is_shared: false,
         }
     }
@@ -233,6 +246,42 @@ impl Ask {
         self
     }
 
+    /// Has the request take of a [`Budget`] what it is estimated to use, with its permit, in the same step. See
+    /// [`Permit::settle`](crate::Permit::settle) for what it truly used.
+    ///
+    /// An estimate above the budget's [burst](Budget::burst) is rejected with [`CostTooHigh`](RejectReason::CostTooHigh). An
+    /// estimate of 0 takes nothing, and waits only while others have used more than there was. Up to
+    /// [`MAX_BUDGETS`](Self::MAX_BUDGETS) budgets with different names; a request with more is rejected with
+    /// [`InvalidLimits`](RejectReason::InvalidLimits).
+    ///
+    /// With [`Limit::Unlimited`](crate::Limit::Unlimited) in the policy, the request takes of its budgets all the same. With
+    /// a budget, permits are not [reused](crate::PolicyBuilder::reuse).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{AcquireError, Ask, Budget, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let semaphore = Semaphore::in_memory();
+    /// let tokens = Budget::new("tokens", 80_000, Duration::from_secs(60))?;
+    /// let ask = || Ask::of("openai").by("acme").estimate(&tokens, 50_000);
+    /// let _permit = semaphore.acquire(ask(), &Policy::new(10)).await?;
+    ///
+    /// let error = semaphore.try_acquire(ask(), &Policy::new(10)).await.unwrap_err();
+    /// let AcquireError::Rejected(rejected) = error else { panic!("{error}") };
+    /// assert_eq!(rejected.limit_name(), Some("tokens"));
+    /// assert!(rejected.ends_in.is_some_and(|wait| wait < Duration::from_secs(16)));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn estimate(mut self, budget: &Budget, units: u64) -> Self {
+        self.estimates.push(Estimate { budget: budget.clone(), units });
+        self
+    }
+
     /// Returns the name of the semaphore.
     #[must_use]
     pub const fn name(&self) -> &Name {
@@ -261,6 +310,17 @@ impl Ask {
             || self.tenant.is_some()
             || self.terms != DEFAULT_TERMS
             || !self.further.is_empty()
+            || !self.estimates.is_empty()
+    }
+
+    /// Returns whether it counts under something besides the limit of the semaphore and its tenant's cap.
+    pub(crate) const fn counts_anyway(&self) -> bool {
+        !self.further.is_empty() || !self.estimates.is_empty()
+    }
+
+    /// Returns what it is estimated to use.
+    pub(crate) fn estimates(&self) -> &[Estimate] {
+        &self.estimates
     }
 
     /// Returns its further limits.
@@ -303,7 +363,22 @@ impl Ask {
                 .with_class(class)
                 .with_each(each)
         };
+        let claim = self.with_charges(claim, numbers)?;
         if self.further.is_empty() { Ok(claim) } else { self.with_further(claim, numbers, cap_of) }
+    }
+
+    fn with_charges(&self, claim: Claim, numbers: &TenantNumbers) -> Result<Claim, RejectReason> {
+        let estimates = &self.estimates;
+        let is_twice = |(i, one): (usize, &Estimate)| {
+            estimates[..i].iter().any(|before| before.budget.name() == one.budget.name())
+        };
+        if estimates.len() > Self::MAX_BUDGETS || estimates.iter().enumerate().any(is_twice) {
+            return Err(RejectReason::InvalidLimits);
+        }
+        estimates.iter().try_fold(claim, |claim, Estimate { budget, units }| {
+            let charge = budget.charge(numbers.of_budget(budget.name()), *units);
+            Ok(claim.charged(charge.ok_or(RejectReason::CostTooHigh)?))
+        })
     }
 
     fn with_further(

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::ask::Estimate;
 #[cfg(doc)]
 use crate::policy::OnUnavailable;
 #[doc(inline)]
@@ -177,7 +178,8 @@ pub struct Rejected {
     /// in this process alone.
     pub is_tenant_full: bool,
     /// How soon the reason ends, if that is known: the rest of a [quarantine](RejectReason::Quarantine) or a
-    /// [pause](RejectReason::UpstreamPause), or when the [rate](RejectReason::Rate) allows the next start.
+    /// [pause](RejectReason::UpstreamPause), or when the [rate](RejectReason::Rate) or the
+    /// [budget](RejectReason::Budget) allows the next start.
     pub ends_in: Option<Duration>,
     /// Boxed, because results carry it.
     pub(crate) beside: Option<Box<Beside>>,
@@ -193,12 +195,14 @@ pub(crate) struct Beside {
     pub(crate) rate: Option<Rate>,
     /// The further limit that was full, and its cap.
     pub(crate) further: Option<(Arc<str>, u32)>,
+    /// The budget that kept the request back, as far as is known, and what it was estimated to use of it.
+    pub(crate) budget: Option<Estimate>,
 }
 
 impl Beside {
     /// `None` if there are none.
     pub(crate) fn boxed(self) -> Option<Box<Self>> {
-        let is_any = self.rate.is_some() || self.further.is_some();
+        let is_any = self.rate.is_some() || self.further.is_some() || self.budget.is_some();
         is_any.then(|| Box::new(self))
     }
 }
@@ -230,8 +234,11 @@ impl Rejected {
         self.beside.as_ref()?.rate
     }
 
-    /// Returns the name of the [further limit](crate::Ask::also), such as `route`, that was full, or that the request's cost
-    /// exceeds: if the reason is [`FurtherLimit`](RejectReason::FurtherLimit), or maybe
+    /// Returns the name of what kept the request back besides the limit of the semaphore.
+    ///
+    /// That is a [budget](crate::Budget), if the reason is [`Budget`](RejectReason::Budget), or
+    /// [`CostTooHigh`](RejectReason::CostTooHigh) for an estimate above the burst. Or the name of the
+    /// [further limit](crate::Ask::also), such as `route`, that was full, or that the request's cost exceeds: if the reason is [`FurtherLimit`](RejectReason::FurtherLimit), or maybe
     /// [`CostTooHigh`](RejectReason::CostTooHigh). With [`QueueTimeout`](RejectReason::QueueTimeout), of the limits that
     /// were full when the request began to wait, the first; it may have waited for others since.
     ///
@@ -246,10 +253,11 @@ impl Rejected {
     /// ```
     #[must_use]
     pub fn limit_name(&self) -> Option<&str> {
-        self.further().map(|(name, _)| name)
+        let budget = || self.budget().filter(|_| !self.waited_in_vain());
+        self.further().map(|(name, _)| name).or_else(|| budget().map(|of| of.budget.name()))
     }
 
-    /// The same with its cap.
+    /// The further limit that was full, with its cap.
     pub(crate) fn further(&self) -> Option<(&str, u32)> {
         let (name, cap) = self.beside.as_ref()?.further.as_ref()?;
         Some((name, *cap))
@@ -316,11 +324,25 @@ impl Rejected {
         self.queue.as_ref()?.expected_wait
     }
 
+    /// The budget that kept the request back, as far as is known, and what it was estimated to use.
+    pub(crate) fn budget(&self) -> Option<&Estimate> {
+        self.beside.as_ref()?.budget.as_ref()
+    }
+
+    const fn waited_in_vain(&self) -> bool {
+        matches!(self.reason, RejectReason::QueueTimeout | RejectReason::QueueFull)
+    }
+
     /// Whether the rate kept the request back, as far as is known.
     pub(crate) fn is_of_rate(&self) -> bool {
-        let in_vain = matches!(self.reason, RejectReason::QueueTimeout | RejectReason::QueueFull);
         self.reason == RejectReason::Rate
-            || in_vain && self.rate().is_some() && self.ends_in.is_some()
+            || self.waited_in_vain() && self.rate().is_some() && self.ends_in.is_some()
+    }
+
+    /// Whether a budget did. Of a request that waited in vain and has both, either may have.
+    pub(crate) fn is_of_budget(&self) -> bool {
+        matches!(self.reason, RejectReason::Budget(_))
+            || self.waited_in_vain() && self.budget().is_some() && self.ends_in.is_some()
     }
 
     /// A request that asks for one permit, has no tenant, and did not wait.
@@ -396,8 +418,22 @@ impl fmt::Display for Said<'_> {
                 self.rejected.rate().map_or(Ok(()), |rate| write!(f, ", {rate}"))?;
                 ends_in.map_or(Ok(()), |left| write!(f, "; the next can in {}", Seconds(left)))
             }
+            RejectReason::Budget(_) => {
+                write!(f, "the ")?;
+                let budget = self.rejected.budget();
+                budget.map_or(Ok(()), |of| write!(f, "{} ", of.budget.name()))?;
+                write!(f, "budget{of} is used up")?;
+                budget.map_or(Ok(()), |of| write!(f, ", {}", of.budget))?;
+                ends_in.map_or(Ok(()), |left| {
+                    write!(f, "; it allows the request in {}", Seconds(left))
+                })
+            }
             RejectReason::QueueFull => self.write_queue(f),
-            RejectReason::QueueTimeout if self.rejected.is_of_rate() => self.write_no_start(f),
+            RejectReason::QueueTimeout
+                if self.rejected.is_of_rate() || self.rejected.is_of_budget() =>
+            {
+                self.write_no_start(f)
+            }
             RejectReason::QueueTimeout => {
                 let is_tenant_full = self.rejected.is_tenant_full;
                 if let Some((limit, cap)) = self.rejected.further().filter(|_| !is_tenant_full) {
@@ -447,8 +483,9 @@ impl Said<'_> {
         match self.rejected.further() {
             _ if self.rejected.reason == RejectReason::InvalidLimits => write!(
                 f,
-                "the request names more than {} further limits{of}, or one of them twice",
-                crate::Ask::MAX_FURTHER
+                "the request names more than {} further limits or {} budgets{of}, or one of them twice",
+                crate::Ask::MAX_FURTHER,
+                crate::Ask::MAX_BUDGETS
             ),
             Some((limit, 0)) => {
                 write!(f, "the request may have no permits{of}: its {limit} limit is 0")
@@ -462,6 +499,14 @@ impl Said<'_> {
 
     fn write_cost(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (&Rejected { cost, limit, each, .. }, of) = (self.rejected, Named("of", self.name));
+        if let Some(Estimate { budget, units }) = self.rejected.budget() {
+            let (name, most) = (budget.name(), budget.burst_amount());
+            return write!(
+                f,
+                "the request is estimated to use {units} of the {name} budget{of}; expected 0 to {most}, as much as may be \
+                 used at once"
+            );
+        }
         write!(f, "the request asks for {cost} permits{of}; expected 1 to 64")?;
         let limit = Some(limit).filter(|limit| *limit < u32::MAX);
         let rate = self.rejected.rate().filter(|rate| cost > rate.starts() && !rate.is_smooth());
@@ -478,8 +523,16 @@ impl Said<'_> {
     /// A permit may have been free all the time.
     fn write_no_start(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let &Rejected { waited, ends_in, .. } = self.rejected;
-        write!(f, "the rate{}", Named("of", self.name))?;
-        self.rejected.rate().map_or(Ok(()), |rate| write!(f, ", {rate},"))?;
+        let (of, rate, budget) =
+            (Named("of", self.name), self.rejected.rate(), self.rejected.budget());
+        if rate.is_some() || budget.is_none() {
+            write!(f, "the rate{of}")?;
+            rate.map_or(Ok(()), |rate| write!(f, ", {rate},"))?;
+        }
+        if let Some(Estimate { budget, .. }) = budget {
+            let or = if rate.is_some() { " or " } else { "" };
+            write!(f, "{or}the {} budget{of}, {budget},", budget.name())?;
+        }
         write!(f, " allowed no start {}", Within(waited))?;
         ends_in.map_or(Ok(()), |left| write!(f, "; the next can in {}", Seconds(left)))
     }

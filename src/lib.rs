@@ -196,6 +196,7 @@
 pub mod admin;
 mod ask;
 pub mod backend;
+mod budget;
 mod error;
 pub mod feedback;
 mod further;
@@ -215,6 +216,7 @@ mod tasks;
 mod tenants;
 
 pub use self::ask::Ask;
+pub use self::budget::Budget;
 pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, RejectReason, Rejected};
 pub use self::feedback::Feedback;
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};

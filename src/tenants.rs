@@ -37,6 +37,14 @@ impl TenantNumbers {
         Tenant::of_hash(first_of(hash))
     }
 
+    /// Returns the hash of a budget by its name, which determines its number.
+    pub(crate) fn of_budget(&self, name: &str) -> u64 {
+        let mut hash = Sha256::clone(&self.salted);
+        hash.update("budget ");
+        hash.update(name);
+        first_of(hash)
+    }
+
     /// Returns a further limit by its number.
     pub(crate) fn of_limit(&self, limit: &Name, value: &Name, cap: u32) -> FurtherLimit {
         let mut hash = Sha256::clone(&self.salted);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::cached::{CachedPlan, Found, Lookup};
+use super::estimates::LayerBudget;
 use super::further::{self, FurtherLimit};
 use super::key::KeyExtractor;
 use super::plan::Plan;
@@ -19,8 +20,8 @@ pub(super) type Classify = dyn Fn(&Name, &Parts) -> u8 + Send + Sync;
 pub(super) type CapOf = dyn Fn(&Name, &Parts) -> Limit + Send + Sync;
 pub(super) type CostOf = dyn Fn(&Parts) -> u32 + Send + Sync;
 
-/// How the tenant, weight, class, cost, cap and further limits of a request are found. Empty for a layer without tenants,
-/// costs and further limits.
+/// How the tenant, weight, class, cost, cap, further limits and estimates of a request are found. Empty for a layer without
+/// tenants, costs, further limits and budgets.
 #[derive(Default)]
 pub(super) struct Fair {
     pub(super) tenant: Option<TenantSource>,
@@ -29,6 +30,7 @@ pub(super) struct Fair {
     pub(super) cost: Option<Arc<CostOf>>,
     pub(super) each: Option<EachSource>,
     pub(super) further: Vec<FurtherLimit>,
+    pub(super) budgets: Vec<LayerBudget>,
     /// The cap and the weight; the class and the cost, too, unless the layer has them from a request.
     pub(super) plan: Option<CachedPlan>,
 }
@@ -52,7 +54,15 @@ pub(super) enum Asked {
 impl Fair {
     /// Whether requests ask for more than a permit of a key.
     pub(super) fn is_set(&self) -> bool {
-        self.tenant.is_some() || self.cost.is_some() || !self.further.is_empty()
+        self.tenant.is_some()
+            || self.cost.is_some()
+            || !self.further.is_empty()
+            || !self.budgets.is_empty()
+    }
+
+    /// Whether requests count under something besides the limit and their tenant's cap.
+    pub(super) fn counts_anyway(&self) -> bool {
+        !self.further.is_empty() || !self.budgets.is_empty()
     }
 
     /// Checks the settings against each other.
@@ -82,7 +92,7 @@ impl Fair {
             }
         }
         further::validate(&self.further, limit)?;
-        let counts = has_rate || !self.further.is_empty();
+        let counts = has_rate || self.counts_anyway();
         if self.is_set() && limit == Some(Limit::Unlimited) && !counts {
             let name = if self.tenant.is_some() { "fair_by" } else { "cost_by" };
             return Err(ConfigError::new(format!(
@@ -127,6 +137,9 @@ impl Fair {
         }
         for limit in &self.further {
             ask = limit.add_to(ask, parts);
+        }
+        for budget in &self.budgets {
+            ask = budget.add_to(ask, parts);
         }
         let Some(tenant) = tenant else { return Asked::Known(Ok(ask)) };
         if let Some(weight) = &self.weight {

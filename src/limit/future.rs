@@ -95,6 +95,7 @@ impl Settings {
             permit.refused(refusal.reason);
         } else {
             self.pass_feedback_on(Head::of(&response), permit.get());
+            self.settle_budgets(Head::of(&response), permit.get());
             permit.for_body(&response, is_head);
         }
         if is_upgrade(response.status(), is_tunnel) {
@@ -122,6 +123,13 @@ impl Settings {
     fn pass_feedback_on(&self, head: Head<'_>, permit: Option<&Permit>) {
         if let (Some(read), Some(permit), None) = (&self.config.on_response, permit, &self.shadow) {
             permit.feedback_of(read(head), PauseCause::Status(head.status.as_u16()));
+        }
+    }
+
+    /// Reads what a response says that its request used of its budgets.
+    fn settle_budgets(&self, head: Head<'_>, permit: Option<&Permit>) {
+        for budget in &self.config.fair.budgets {
+            permit.into_iter().for_each(|permit| budget.read(head, permit));
         }
     }
 

@@ -138,6 +138,7 @@ fn code(refusal: &Refusal) -> u16 {
             | RefusalReason::QueueFull
             | RefusalReason::QueueTimeout
             | RefusalReason::Rate
+            | RefusalReason::Budget
             | RefusalReason::Hopeless,
             _,
         ) => RESOURCE_EXHAUSTED,
@@ -162,11 +163,15 @@ fn message(refusal: &Refusal) -> &'static str {
         RefusalReason::QueueTimeout if refusal.is_of_rate() => {
             "queue_timeout: the rate allowed no start in time"
         }
+        RefusalReason::QueueTimeout if refusal.is_of_budget() => {
+            "queue_timeout: a budget allowed no start in time"
+        }
         RefusalReason::QueueTimeout if refusal.is_tenant_full() => {
             "queue_timeout: none of the permits that the tenant may have came free in time"
         }
         RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
         RefusalReason::Rate => "rate: too many requests have started lately",
+        RefusalReason::Budget => "budget: too much of a budget is used",
         RefusalReason::Hopeless => "hopeless: no permit will come free in time",
         RefusalReason::MissingKey => "missing_key: the request has no key",
         RefusalReason::MissingTenant => "missing_tenant: the request has no tenant",

@@ -90,6 +90,7 @@ mod cached;
 mod client_timeout;
 mod connection;
 mod entry;
+mod estimates;
 mod exact_status;
 mod fair;
 mod further;

@@ -106,6 +106,7 @@ impl Refusal {
             RefusalReason::QueueFull => "Too many requests are waiting",
             _ if !self.reason.is_full() => self.status.canonical_reason().unwrap_or("Refused"),
             _ if self.is_of_rate() => "Too many requests have started lately",
+            _ if self.is_of_budget() => "Too much of a budget is used",
             _ if self.is_tenant_full() => "Too many requests of the tenant are in flight",
             _ => "Too many requests are in flight",
         }
@@ -138,6 +139,9 @@ impl Refusal {
             RefusalReason::QueueTimeout if self.is_of_rate() => {
                 format!("the rate of {policy} allowed no start {waited}")
             }
+            RefusalReason::QueueTimeout if self.is_of_budget() => {
+                format!("a budget of {policy} allowed no start {waited}")
+            }
             RefusalReason::QueueTimeout if self.is_tenant_full() => format!(
                 "none of the permits of {policy} that the tenant may have came free {waited}"
             ),
@@ -154,6 +158,10 @@ impl Refusal {
             RefusalReason::Rate => {
                 format!("as many requests of {policy} have started lately as its rate allows")
             }
+            RefusalReason::Budget => match self.limit_name() {
+                Some(budget) => format!("the {budget} budget of {policy} is used up"),
+                None => format!("a budget of {policy} is used up"),
+            },
             RefusalReason::MissingKey | RefusalReason::MissingTenant => {
                 format!("the request has no {} header", self.missing_header.as_ref()?)
             }
@@ -172,7 +180,7 @@ impl Refusal {
         })
     }
 
-    /// The further limit that was full.
+    /// The further limit that was full, or the budget that is used up.
     fn limit_name(&self) -> Option<&str> {
         self.rejected.as_ref()?.limit_name()
     }
@@ -192,6 +200,9 @@ impl Refusal {
                 Some(format!("{policy}/{limit}"))
             }
             _ if self.is_of_rate() => Some(format!("{policy}/rate")),
+            Some(rejected) if let Some(of) = rejected.budget().filter(|_| self.is_of_budget()) => {
+                Some(format!("{policy}/{}", of.budget.name()))
+            }
             Some(rejected) if rejected.limit == u32::MAX => None,
             _ => Some(policy.to_string()),
         }
@@ -218,7 +229,13 @@ impl Refusal {
         if let Some((limit, cap)) = rejected.further() {
             policies.push(format!("\"{policy}/{limit}\";q={cap};{unit}"));
         }
-        let next = rejected.ends_in.filter(|_| self.is_of_rate() && !self.is_tenant_full());
+        if let Some(budget) = rejected.budget().map(|of| &of.budget) {
+            let per = Some(budget.per()).filter(|per| per.subsec_nanos() == 0);
+            let per = per.map_or_else(String::new, |per| format!(";w={}", per.as_secs()));
+            policies.push(format!("\"{policy}/{}\";q={}{per}", budget.name(), budget.amount()));
+        }
+        let is_of_time = self.is_of_rate() || self.is_of_budget();
+        let next = rejected.ends_in.filter(|_| is_of_time && !self.is_tenant_full());
         let next = next.map(|left| format!(";t={}", left.as_secs_f64().ceil())).unwrap_or_default();
         // What is left of the limit would show what other tenants use.
         let left = self.violated().map(|violated| format!("\"{violated}\";r=0{next}"));

@@ -87,9 +87,13 @@ pub enum RefusalReason {
     /// lets no request wait. [`retry_after`](field@Refusal::retry_after) is when the next can. In an outage with a
     /// [local share](crate::OnUnavailable::Local), both go by the part of the rate that this process has.
     Rate,
+    /// A [budget](super::ConcurrencyLimitBuilder::budget) has too little left for what the request is estimated to use, and
+    /// the layer lets no request wait; [`Rejected::limit_name`] says which.
+    /// [`retry_after`](field@Refusal::retry_after) is when it has enough.
+    Budget,
     /// The queue is full.
     QueueFull,
-    /// No permit came free within the wait timeout, or the rate allowed no start; or there was none for a request whose
+    /// No permit came free within the wait timeout, or the rate or a budget allowed no start; or there was none for a request whose
     /// [budget](super::WaitBudget) left it no time to wait.
     QueueTimeout,
     /// The request would wait in vain: see [`refuse_hopeless`](super::ConcurrencyLimitBuilder::refuse_hopeless).
@@ -175,6 +179,7 @@ impl RefusalReason {
             Self::FurtherLimit => RejectReason::FurtherLimit(0).as_str(),
             Self::CostTooHigh => RejectReason::CostTooHigh.as_str(),
             Self::Rate => RejectReason::Rate.as_str(),
+            Self::Budget => RejectReason::Budget(0).as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
             Self::Hopeless => RejectReason::Hopeless.as_str(),
@@ -198,6 +203,7 @@ impl RefusalReason {
             RejectReason::FurtherLimit(_) => Self::FurtherLimit,
             RejectReason::CostTooHigh => Self::CostTooHigh,
             RejectReason::Rate => Self::Rate,
+            RejectReason::Budget(_) => Self::Budget,
             RejectReason::QueueFull => Self::QueueFull,
             RejectReason::QueueTimeout => Self::QueueTimeout,
             RejectReason::Hopeless => Self::Hopeless,
@@ -240,6 +246,7 @@ impl RefusalReason {
                 | Self::TenantLimit
                 | Self::FurtherLimit
                 | Self::Rate
+                | Self::Budget
                 | Self::QueueFull
                 | Self::QueueTimeout
                 | Self::Hopeless
@@ -268,6 +275,11 @@ impl Refusal {
     /// Whether the rate kept the request back, as far as is known.
     pub(super) fn is_of_rate(&self) -> bool {
         self.rejected.as_ref().is_some_and(Rejected::is_of_rate)
+    }
+
+    /// Whether a budget did.
+    pub(super) fn is_of_budget(&self) -> bool {
+        self.rejected.as_ref().is_some_and(Rejected::is_of_budget)
     }
 
     /// How soon the reason ends, if that is known.

@@ -99,6 +99,7 @@ impl Shadow {
         let count = match refusal.reason {
             RefusalReason::Limit
             | RefusalReason::Rate
+            | RefusalReason::Budget
             | RefusalReason::QueueFull
             | RefusalReason::QueueTimeout
             | RefusalReason::Hopeless => &self.full,

@@ -42,6 +42,7 @@
 //! | `further_limit` | was rejected: one of its further limits was full |
 //! | `cost_too_high` | was rejected: it asked for more permits than it can ever get |
 //! | `rate` | was rejected: see [`RejectReason::Rate`](crate::RejectReason::Rate) |
+//! | `budget` | was rejected: see [`RejectReason::Budget`](crate::RejectReason::Budget) |
 //! | `queue_full` | was rejected: the queue was full |
 //! | `queue_timeout` | was rejected: its wait timeout passed |
 //! | `hopeless` | was rejected: it would have waited in vain, see [`refuse_hopeless`](crate::PolicyBuilder::refuse_hopeless) |

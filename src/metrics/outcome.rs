@@ -22,6 +22,7 @@ pub(crate) enum Outcome {
     Paused,
     UpstreamPause,
     Rate,
+    Budget,
     Draining,
     Revoked,
     MissingKey,
@@ -52,6 +53,7 @@ impl Outcome {
             Self::Paused => RejectReason::Paused.as_str(),
             Self::UpstreamPause => RejectReason::UpstreamPause.as_str(),
             Self::Rate => RejectReason::Rate.as_str(),
+            Self::Budget => RejectReason::Budget(0).as_str(),
             Self::Draining => RejectReason::Draining.as_str(),
             Self::Revoked => RejectReason::Revoked.as_str(),
             Self::MissingKey => "missing_key",
@@ -75,6 +77,7 @@ impl Outcome {
                 RejectReason::Paused => Self::Paused,
                 RejectReason::UpstreamPause => Self::UpstreamPause,
                 RejectReason::Rate => Self::Rate,
+                RejectReason::Budget(_) => Self::Budget,
                 RejectReason::Draining => Self::Draining,
                 RejectReason::Revoked => Self::Revoked,
                 // `Limit`, the only other one.

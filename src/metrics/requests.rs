@@ -51,7 +51,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 24] = [
+const OUTCOMES: [Outcome; 25] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -69,6 +69,7 @@ const OUTCOMES: [Outcome; 24] = [
     Outcome::Paused,
     Outcome::UpstreamPause,
     Outcome::Rate,
+    Outcome::Budget,
     Outcome::Draining,
     Outcome::Revoked,
     Outcome::MissingKey,

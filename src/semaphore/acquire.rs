@@ -13,7 +13,7 @@ use super::Semaphore;
 use super::instrument::Attempt;
 use super::permit::Permit;
 use super::place_handle::{PlaceHandle, PlaceOf};
-use crate::ask::{Ask, FurtherAsk};
+use crate::ask::{Ask, Estimate, FurtherAsk};
 use crate::error::{AcquireError, Beside, QueueSeen, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
 use crate::name::Name;
@@ -86,9 +86,7 @@ impl Acquire {
         let attempt = Attempt::new(meter, name, policy);
         let (mut limit, mut claim) = (0, None);
         let counted = match policy.counted_limit() {
-            Limit::Unlimited if ask.is_some_and(|ask| !ask.further().is_empty()) => {
-                Limit::Permits(u32::MAX)
-            }
+            Limit::Unlimited if ask.is_some_and(Ask::counts_anyway) => Limit::Permits(u32::MAX),
             limit => limit,
         };
         let stage = match counted {
@@ -102,7 +100,9 @@ impl Acquire {
                 limit = permits;
                 let (tenant, meter) = (ask.and_then(Ask::tenant), attempt.meter());
                 let further = ask.map_or(&[][..], Ask::further);
-                let of = PlaceOf { name, remembered, tenant, claim: None, further, meter };
+                let estimates = ask.map_or(&[][..], Ask::estimates);
+                let of =
+                    PlaceOf { name, remembered, tenant, claim: None, further, estimates, meter };
                 match semaphore.take_place(ask, of, permits, policy, began) {
                     Ok((place, of)) => {
                         claim = of;
@@ -215,6 +215,7 @@ impl Acquire {
                 place.count_refusal();
                 let name = Arc::clone(place.name());
                 let further = place.further_limit(reason, full, self.claim);
+                let budget = place.budget_of(reason);
                 self.limit = limit.unwrap_or(self.limit);
                 let (cost, each) =
                     self.claim.map_or((1, None), |claim| (claim.cost(), claim.each()));
@@ -224,7 +225,7 @@ impl Acquire {
                     waited: self.began.elapsed(),
                     is_tenant_full,
                     ends_in,
-                    beside: Beside { rate, further }.boxed(),
+                    beside: Beside { rate, further, budget }.boxed(),
                     queue: QueueSeen {
                         ahead,
                         expected_wait,
@@ -275,6 +276,7 @@ const fn may_not_wait(reason: RejectReason) -> bool {
             | RejectReason::TenantLimit
             | RejectReason::FurtherLimit(_)
             | RejectReason::Rate
+            | RejectReason::Budget(_)
     )
 }
 
@@ -318,9 +320,11 @@ impl Semaphore {
                 _ => None,
             };
             let further = further.map(|of| (of.limit.as_str().into(), cap_of(of)));
+            let too_high = |of: &&Estimate| of.units > of.budget.burst_amount();
+            let budget = ask.estimates().iter().find(too_high).cloned();
             AcquireError::Rejected(Rejected {
                 has_tenant: ask.tenant().is_some(),
-                beside: Beside { rate: None, further }.boxed(),
+                beside: Beside { rate: None, further, budget }.boxed(),
                 ..rejected
             })
         })

@@ -356,6 +356,66 @@ impl Permit {
         }
     }
 
+    /// Says what the request truly used of the [budget](crate::Budget) with this name, in its units. It replaces the estimate
+    /// once the last clone is dropped, in the same step as the release; until then, the last report counts. Without one the
+    /// estimate stands, as after a crash.
+    ///
+    /// What a request used beyond its estimate is charged until the budget is twice its burst behind: a report that is wrong
+    /// stops it for no longer than it takes to refill.
+    ///
+    /// Returns whether the request, or one [further out](Self::outer), has a budget with this name: all that do are settled.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{Ask, Budget, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let tokens = Budget::new("tokens", 80_000, Duration::from_secs(60))?;
+    /// let ask = || Ask::of("openai").estimate(&tokens, 50_000);
+    /// let permit = semaphore.acquire(ask(), &Policy::new(10)).await?;
+    /// assert!(permit.settle("tokens", 1_950));
+    /// drop(permit);
+    /// assert!(semaphore.try_acquire(ask(), &Policy::new(10)).await.is_ok());
+    /// # Ok(()) }
+    /// ```
+    #[expect(clippy::must_use_candidate, reason = "few ask whether there is such a budget")]
+    pub fn settle(&self, budget: &str, used: u64) -> bool {
+        self.places().filter(|place| place.settle(budget, used)).count() > 0
+    }
+
+    /// Says how much of the [budget](crate::Budget) with this name is left by its provider, in its units, as a response says
+    /// it. Others may use the same account, so once the last clone is dropped, no more is left than that, less the time since
+    /// in which it refills; a provider never raises what is left. The last report counts.
+    ///
+    /// Returns whether the request, or one [further out](Self::outer), has a budget with this name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{Ask, Budget, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let tokens = Budget::new("tokens", 80_000, Duration::from_secs(60))?;
+    /// let ask = || Ask::of("openai").estimate(&tokens, 5_000);
+    /// let permit = semaphore.acquire(ask(), &Policy::new(10)).await?;
+    /// // x-ratelimit-remaining-tokens: 1000
+    /// permit.budget_left("tokens", 1_000);
+    /// drop(permit);
+    /// assert!(semaphore.try_acquire(ask(), &Policy::new(10)).await.is_err());
+    /// # Ok(()) }
+    /// ```
+    #[expect(clippy::must_use_candidate, reason = "few ask whether there is such a budget")]
+    pub fn budget_left(&self, budget: &str, left: u64) -> bool {
+        self.places().filter(|place| place.left(budget, left)).count() > 0
+    }
+
     /// Returns whether it has clones.
     pub(crate) fn is_shared(&self) -> bool {
         self.place().is_some_and(PlaceHandle::is_shared)

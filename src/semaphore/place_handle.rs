@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::ask::FurtherAsk;
+use crate::ask::{Estimate, FurtherAsk};
 use crate::error::{AcquireError, BackendError, RejectReason};
 use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
@@ -34,6 +34,8 @@ pub(super) struct PlaceHandle {
     max_pause_ms: u32,
     /// The limit finds itself.
     is_adaptive: bool,
+    /// What its request is estimated to use; `None`: of nothing.
+    estimates: Option<Arc<Vec<Estimate>>>,
     /// The number of this handle as a listener for a loss.
     listener: u32,
     hold: Hold,
@@ -47,6 +49,7 @@ pub(super) struct PlaceOf<'a> {
     pub(super) tenant: Option<&'a Name>,
     pub(super) claim: Option<Claim>,
     pub(super) further: &'a [FurtherAsk],
+    pub(super) estimates: &'a [Estimate],
     /// The meter that counts a loss of the permit.
     pub(super) meter: &'a Meter,
 }
@@ -55,7 +58,15 @@ impl<'a> PlaceOf<'a> {
     /// A place without a tenant.
     #[cfg(all(test, shuttle))]
     pub(super) const fn plain(name: &'a Name, meter: &'a Meter) -> Self {
-        Self { name, remembered: None, tenant: None, claim: None, further: &[], meter }
+        Self {
+            name,
+            remembered: None,
+            tenant: None,
+            claim: None,
+            further: &[],
+            estimates: &[],
+            meter,
+        }
     }
 }
 
@@ -134,7 +145,18 @@ impl PlaceHandle {
         let cost = claim.map_or(1, Claim::cost);
         let max_pause_ms = policy.max_pause_ms();
         let is_adaptive = policy.adaptive.is_some();
-        Ok(Self { tasks, shared, index, cost, max_pause_ms, is_adaptive, listener: 0, hold })
+        let estimates = (!of.estimates.is_empty()).then(|| Arc::new(of.estimates.to_vec()));
+        Ok(Self {
+            tasks,
+            shared,
+            index,
+            cost,
+            max_pause_ms,
+            is_adaptive,
+            estimates,
+            listener: 0,
+            hold,
+        })
     }
 
     /// Its request has its permit and goes on. Sets the measurement of the permit.
@@ -336,6 +358,40 @@ impl PlaceHandle {
         Some((name.as_str().into(), limit.cap()))
     }
 
+    /// Returns the budget that kept the request back, and what it was estimated to use of it, as far as is known.
+    #[cold]
+    pub(super) fn budget_of(&self, reason: RejectReason) -> Option<Estimate> {
+        let estimates = self.estimates.as_ref()?;
+        match reason {
+            RejectReason::Budget(index) => estimates.get(usize::from(index)),
+            RejectReason::QueueTimeout | RejectReason::QueueFull => estimates.first(),
+            _ => None,
+        }
+        .cloned()
+    }
+
+    /// Returns the index of the budget with this name.
+    fn budget(&self, name: &str) -> Option<(usize, &Estimate)> {
+        let estimates = self.estimates.as_ref()?;
+        estimates.iter().enumerate().find(|(_, of)| of.budget.name() == name)
+    }
+
+    /// Notes what the request used of the budget with this name. Returns whether it has that.
+    pub(super) fn settle(&self, name: &str, used: u64) -> bool {
+        let Some((index, of)) = self.budget(name) else { return false };
+        let used = of.budget.time_of(used);
+        self.shared.lock().session.handle_used(self.index, index, used);
+        true
+    }
+
+    /// Notes how much is left of the budget with this name, by its provider. Returns whether the request has that.
+    pub(super) fn left(&self, name: &str, left: u64) -> bool {
+        let Some((index, of)) = self.budget(name) else { return false };
+        let (ahead, now) = (of.budget.time_to_full(left), self.node().now());
+        self.shared.lock().session.handle_ahead(self.index, index, ahead, now);
+        true
+    }
+
     /// Returns whether there are other handles on the place.
     pub(super) fn is_shared(&self) -> bool {
         self.shared.lock().is_shared(self.index)
@@ -377,8 +433,8 @@ impl Clone for PlaceHandle {
         let listener = self.shared.lock().share(self.index);
         let (tasks, shared) = (Arc::clone(&self.tasks), Arc::clone(&self.shared));
         let Self { index, cost, max_pause_ms, is_adaptive, .. } = *self;
-        let hold = self.hold.clone();
-        Self { tasks, shared, index, cost, max_pause_ms, is_adaptive, listener, hold }
+        let (estimates, hold) = (self.estimates.clone(), self.hold.clone());
+        Self { tasks, shared, index, cost, max_pause_ms, is_adaptive, estimates, listener, hold }
     }
 }
 

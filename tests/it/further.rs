@@ -185,7 +185,7 @@ async fn too_many_limits_of_a_request_are_an_error_that_says_so() {
         assert_eq!(rejected.reason, RejectReason::InvalidLimits);
         assert_eq!(
             error.to_string(),
-            "the request names more than 3 further limits, or one of them twice"
+            "the request names more than 3 further limits or 2 budgets, or one of them twice"
         );
     }
 }

@@ -19,6 +19,7 @@ mod admin_access;
 mod admin_browser;
 mod auto_traits;
 mod budget;
+mod budgets;
 mod cached_limits;
 mod cancellation;
 #[cfg(feature = "redis")]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::ConcurrencyLimitBuilder;
 use crate::error::ConfigError;
+use crate::limit::estimates;
 use crate::limit::key::{GlobalKey, MissingKey};
 use crate::limit::labels::LayerMeter;
 use crate::limit::layer::ConcurrencyLimitLayer;
@@ -53,9 +54,11 @@ impl ConcurrencyLimitBuilder {
             self.policy.range().map_or(Limit::Unlimited, |range| Limit::Permits(range.max()));
         let policy = self.policy.clone().limit(fixed.unwrap_or(usual)).build()?;
         self.complete_fair(fixed, policy.rate.is_some())?;
+        self.complete_budgets(&policy)?;
         if self.config.on_response.is_some()
             && fixed == Some(Limit::Unlimited)
             && policy.rate.is_none()
+            && !self.config.fair.counts_anyway()
         {
             return Err(ConfigError::new(
                 "on_response is set on an unlimited layer, which pauses nothing; set a limit of permits, or a rate",
@@ -145,6 +148,25 @@ impl ConcurrencyLimitBuilder {
             ));
         }
         Ok(())
+    }
+
+    fn complete_budgets(&mut self, policy: &Policy) -> Result<(), ConfigError> {
+        let fair = &mut self.config.fair;
+        if policy.reuse && !fair.budgets.is_empty() {
+            return Err(ConfigError::new(
+                "reuse is set beside a budget, and a request that takes over a permit would take nothing of it; expected \
+                 one of the two",
+            ));
+        }
+        for further in &fair.further {
+            if fair.budgets.iter().any(|of| of.name() == further.name) {
+                return Err(ConfigError::new(format!(
+                    "a budget and a further limit are called {:?}; expected a name for each",
+                    further.name
+                )));
+            }
+        }
+        estimates::complete(&mut fair.budgets, std::mem::take(&mut self.readers))
     }
 
     fn meter(&self, policy: &Policy) -> Result<LayerMeter, ConfigError> {

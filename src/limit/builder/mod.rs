@@ -1,5 +1,6 @@
 //! How a layer is set up.
 
+mod budgets;
 mod build;
 mod fair;
 mod further;
@@ -20,6 +21,7 @@ use http::request::Parts;
 use tower_layer::Layer;
 
 use self::once::Once;
+use super::estimates::{CountIn, Says};
 use super::fair::EachSource;
 use super::key::MissingKey;
 use super::labels::KeyLabels;
@@ -45,6 +47,8 @@ pub struct ConcurrencyLimitBuilder {
     limit: Once<LimitSource>,
     key_labels: KeyLabels,
     tenant_labels: Option<KeyLabels>,
+    /// Of responses, for the budgets with these names.
+    readers: Vec<(String, Says, Arc<CountIn>)>,
     shadow: bool,
 }
 
@@ -81,6 +85,7 @@ impl ConcurrencyLimitBuilder {
             limit: Once::new("limit"),
             key_labels: KeyLabels::default(),
             tenant_labels: None,
+            readers: Vec::new(),
             shadow: false,
         }
     }
