@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserializer;
 use tower_semaphore::limit::{ConcurrencyLimitBuilder, HeaderKey, PathKey, PeerIpKey};
 use tower_semaphore::{Ask, Limit};
 
 use super::args::{self, Key};
+use super::file;
 
 /// A limit beside that of the key: its name, what it is counted by, and its permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,20 +55,8 @@ pub(crate) fn check(also: &[Also]) -> Result<(), String> {
     }
 }
 
-/// As on the command line, in a list.
 pub(crate) fn from_file<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Also>, D::Error> {
-    use serde::de::Error;
-    let Ok(texts) = Vec::<String>::deserialize(d) else {
-        return Err(D::Error::custom(
-            "also: not a list; expected texts, such as [\"route:path=20\"]",
-        ));
-    };
-    let read = |text: &String| {
-        also(text).map_err(|allowed| {
-            D::Error::custom(format!("also: {text:?} cannot be used; {allowed}"))
-        })
-    };
-    texts.iter().map(read).collect()
+    file::list(d, "also", "route:path=20", also)
 }
 
 #[cfg(test)]

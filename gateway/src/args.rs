@@ -16,9 +16,10 @@ use tower_semaphore::feedback::{self, Feedback, Head};
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
 };
-use tower_semaphore::{Adaptive, Ask, Limit, Name, OnUnavailable, Policy, PolicyBuilder};
+use tower_semaphore::{Adaptive, Ask, Budget, Limit, Name, OnUnavailable, Policy, PolicyBuilder};
 
 use super::also::{self, Also};
+use super::budgets::{self, Budgets, EstimateSource, For};
 use super::headers::is_lookalike;
 use super::site::Site;
 use super::upstream::Upstream;
@@ -127,6 +128,31 @@ pub(crate) struct Rule {
     #[arg(long, value_name = "NAME:SPEC=N", value_parser = also::also)]
     #[serde(deserialize_with = "also::from_file")]
     also: Vec<Also>,
+
+    /// A budget of each key, such as tokens=80000/60s, or with the most that may be used at once
+    /// tokens=80000/60s,burst=20000; up to two. Each request takes its --estimate, and waits for that
+    #[arg(long, value_name = "NAME=N/TIME", value_parser = budgets::budget)]
+    #[serde(deserialize_with = "budgets::budgets_of_file")]
+    budget: Vec<Budget>,
+
+    /// What a request is estimated to use of the --budget: header:NAME, a whole number (a request without it is rejected
+    /// with 400), header:NAME,N with a number for those without it, or N for all. With two budgets NAME=SPEC, such as
+    /// tokens=header:x-tokens
+    #[arg(long, value_name = "SPEC", value_parser = budgets::estimate, allow_hyphen_values = true)]
+    #[serde(deserialize_with = "budgets::estimates_of_file")]
+    estimate: Vec<For<EstimateSource>>,
+
+    /// The header of responses that says what was truly used of the --budget. It replaces the estimate once the permit is
+    /// given back
+    #[arg(long, value_name = "header:NAME", value_parser = budgets::field)]
+    #[serde(deserialize_with = "budgets::settle_of_file")]
+    settle: Vec<For<HeaderName>>,
+
+    /// The header of responses that says what is left of the --budget, such as header:x-ratelimit-remaining-tokens: others
+    /// may use the same account. It can only lower what is left
+    #[arg(long, value_name = "header:NAME", value_parser = budgets::field)]
+    #[serde(deserialize_with = "budgets::left_of_file")]
+    left: Vec<For<HeaderName>>,
 
     /// Permits of each key that only class 0 may take
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -352,6 +378,7 @@ impl Rule {
         self.check_rate()?;
         self.check_adaptive()?;
         self.check_pauses()?;
+        self.check_budgets()?;
         self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
         if local != self.local_limit.is_some() {
@@ -403,13 +430,34 @@ impl Rule {
             };
         }
         let mut limits = self.limit.iter().chain(self.limit_for.iter().map(|(_, limit)| limit));
-        let is_unlimited = self.rate.is_none() && self.adaptive.is_none();
+        let is_unlimited = self.rate.is_none() && self.adaptive.is_none() && self.budget.is_empty();
         if is_unlimited && limits.all(|limit| *limit == Limit::Unlimited) {
             let what =
                 "without a limit there is nothing to pause; set a limit of permits, or a rate";
             return Err(("pause-on", what.to_owned()));
         }
         Ok(())
+    }
+
+    fn check_budgets(&self) -> Result<(), (&'static str, String)> {
+        if self.reuse && !self.budget.is_empty() {
+            let what = "a request that takes over a permit would take nothing of a budget; expected no reuse beside one";
+            return Err(("reuse", what.to_owned()));
+        }
+        let same = |budget: &&Budget| self.also.iter().any(|one| one.name == budget.name());
+        if let Some(budget) = self.budget.iter().find(same) {
+            let what = format!(
+                "a further limit is called {:?}, too; expected a name for each",
+                budget.name()
+            );
+            return Err(("budget", what));
+        }
+        self.budgets().check()
+    }
+
+    fn budgets(&self) -> Budgets<'_> {
+        let Self { budget: budgets, estimate: estimates, settle, left, .. } = self;
+        Budgets { budgets, estimates, settle, left }
     }
 
     fn with_rate(&self, mut policy: PolicyBuilder) -> PolicyBuilder {
@@ -436,6 +484,7 @@ impl Rule {
         } else if self.limit == Some(Limit::Unlimited)
             && self.rate.is_none()
             && self.also.is_empty()
+            && self.budget.is_empty()
         {
             return err("fair-by", "without a limit no request waits; set a limit of permits");
         }
@@ -509,6 +558,9 @@ impl Rule {
         {
             return Some(format!("{name}: more than one value; expected one"));
         }
+        if let Some(bad) = self.budgets().bad_estimate(request.headers()) {
+            return Some(bad);
+        }
         let header = self.cost.as_ref()?;
         let said = cost_of(request.headers(), header).err()?;
         Some(format!(
@@ -517,8 +569,8 @@ impl Rule {
         ))
     }
 
-    /// The header fields that decide the key, the tenant, the further limits and the cost of a request, and where they are
-    /// set.
+    /// The header fields that decide the key, the tenant, the further limits, the cost and the estimates of a request, and
+    /// where they are set.
     pub(crate) fn fields_read(&self) -> impl Iterator<Item = (&'static str, &HeaderName)> {
         let key = [("key", Some(&self.key)), ("fair-by", self.fair_by.as_ref())].into_iter();
         let key = key.chain(self.also.iter().map(|one| ("also", Some(&one.by))));
@@ -526,7 +578,8 @@ impl Rule {
             Some(Key::Header(name)) => Some((field, name)),
             Some(Key::Global | Key::Path | Key::PeerIp) | None => None,
         });
-        named.chain(self.cost.iter().map(|name| ("cost", name)))
+        let estimates = self.estimate.iter().filter_map(For::field).map(|name| ("estimate", name));
+        named.chain(self.cost.iter().map(|name| ("cost", name))).chain(estimates)
     }
 
     /// Checks that no field that is read is a spelling of another one, here or in the rules before: of each, all other
@@ -572,7 +625,7 @@ impl Rule {
         if self.smooth {
             builder = builder.smooth();
         }
-        builder = self.apply_responses(builder);
+        builder = self.budgets().apply(self.apply_responses(builder));
         self.apply_tenants(builder)
             .max_pause(self.max_pause)
             .wait_timeout(self.wait)

@@ -353,6 +353,25 @@ fn for_keys<'de, D: Deserializer<'de>, T>(
     said.collect()
 }
 
+/// As on the command line, in a list.
+pub(crate) fn list<'de, D: Deserializer<'de>, T>(
+    d: D,
+    field: &str,
+    example: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, D::Error> {
+    let Ok(texts) = Vec::<String>::deserialize(d) else {
+        let what = format!("{field}: not a list; expected texts, such as [\"{example}\"]");
+        return Err(D::Error::custom(what));
+    };
+    let read = |text: &String| {
+        read(text).map_err(|allowed| {
+            D::Error::custom(format!("{field}: {text:?} cannot be used; {allowed}"))
+        })
+    };
+    texts.iter().map(read).collect()
+}
+
 pub(crate) fn tenant<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Key>, D::Error> {
     parsed(d, args::tenant).map(Some)
 }

@@ -28,6 +28,7 @@ mod also;
 mod app;
 mod args;
 mod body;
+mod budgets;
 mod connect;
 mod connection;
 mod connections;

@@ -1,6 +1,7 @@
 //! The gateway, byte by byte: what it accepts, what it passes on, and when it gives up.
 
 mod adaptive;
+mod budgets;
 mod config;
 mod config_secrets;
 mod connections;
