@@ -1,6 +1,7 @@
 //! One process's session beside a ledger, without a network: a test decides when calls are answered.
 
 mod adaptive;
+mod budgets;
 mod connections;
 mod ending;
 mod linger;

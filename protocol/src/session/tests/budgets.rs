@@ -1,0 +1,298 @@
+//! Requests that take of budgets, and say what they have used.
+
+use super::*;
+use crate::charge::Charge;
+use crate::session::place::State;
+
+const BUDGET: u64 = 7;
+
+/// Takes so many ms of a budget, of which so many may be taken at once.
+fn charged(taken_ms: u64, burst_ms: u64) -> AcquireOptions {
+    let charge = Charge::of_hash(BUDGET, taken_ms * 1000, burst_ms * 1000).expect("in range");
+    AcquireOptions { claim: Some(Claim::without_tenant().charged(charge)), ..OPTIONS }
+}
+
+fn local(share: u32, options: AcquireOptions) -> AcquireOptions {
+    AcquireOptions { on_unavailable: OnUnavailable::Local(share), max_queue: None, ..options }
+}
+
+/// In how many ms the budget is full again, rounded up.
+fn ahead(rig: &Rig) -> u64 {
+    let now = (EPOCH_MS + rig.now_ms) * 1000;
+    let number = Charge::of_hash(BUDGET, 0, 1).expect("in range").number();
+    rig.ledger.budget_full_at(number).saturating_sub(now).div_ceil(1000)
+}
+
+fn is_admitted(rig: &mut Rig, options: AcquireOptions) -> bool {
+    let index = rig.request_with(options);
+    let is_admitted = rig.progress(index) == Progress::Admitted;
+    rig.leave(index);
+    is_admitted
+}
+
+#[test]
+fn who_waits_for_a_budget_has_its_permit_when_that_has_enough() {
+    let mut rig = Rig::new(100);
+    let all: Vec<_> = (0..4).map(|_| rig.request_with(charged(500, 1000))).collect();
+    rig.settle();
+    let held =
+        |rig: &mut Rig| all.iter().filter(|index| rig.progress(**index) == Progress::Held).count();
+    assert_eq!(held(&mut rig), 2);
+    rig.live(490);
+    assert_eq!(held(&mut rig), 2, "never early");
+    rig.live(20);
+    assert_eq!(held(&mut rig), 3);
+    rig.live(500);
+    assert_eq!(held(&mut rig), 4);
+}
+
+#[test]
+fn a_request_that_may_not_wait_is_told_when_its_budget_has_enough() {
+    let mut rig = Rig::new(100);
+    rig.request_with(charged(1000, 1000));
+    rig.settle();
+    rig.live(300);
+    let index = rig.request_with(AcquireOptions { max_queue: None, ..charged(400, 1000) });
+    rig.settle();
+    let Progress::Refused { reason, ends_in, .. } = rig.progress(index) else { panic!() };
+    assert_eq!((reason, ends_in), (RejectReason::Budget(0), Some(ms(100))));
+}
+
+#[test]
+fn a_request_that_waits_in_vain_is_told_when_its_budget_has_enough() {
+    let mut rig = Rig::new(100);
+    rig.request_with(charged(1000, 1000));
+    let index = rig.request_with(charged(400, 1000));
+    rig.settle();
+    rig.live(100);
+    let now = rig.now();
+    rig.session.handle_wait_timeout(index, now);
+    let Progress::Refused { reason, ends_in, .. } = rig.progress(index) else { panic!() };
+    assert_eq!((reason, ends_in), (RejectReason::QueueTimeout, Some(ms(300))));
+}
+
+#[test]
+fn what_was_used_is_settled_once_whatever_becomes_of_the_calls() {
+    // The call is carried out and its answer lost, or it is lost itself, or neither.
+    for (is_carried_out, breaks) in [(true, true), (false, true), (true, false)] {
+        let mut rig = Rig::new(100);
+        let [one, other] = [(); 2].map(|()| rig.request_with(charged(400, 1000)));
+        rig.settle();
+        assert_eq!(ahead(&rig), 800);
+        rig.session.handle_used(one, 0, 900_000);
+        rig.session.handle_used(one, 0, 100_000);
+        rig.session.handle_used(one, 1, 0);
+        rig.leave(one);
+        let call = rig.call().expect("a release");
+        if is_carried_out {
+            let reply = rig.carry_out(&call);
+            assert_eq!(ahead(&rig), 500);
+            if !breaks {
+                let now = rig.now();
+                rig.reply(&call.op, &reply, now);
+            }
+        }
+        if breaks {
+            rig.reconnect(same_data());
+        }
+        rig.settle();
+        assert_eq!(ahead(&rig), 500, "{is_carried_out} {breaks}");
+        // With the call of a newcomer.
+        rig.session.handle_used(other, 0, 0);
+        rig.leave(other);
+        let next = rig.request_with(charged(50, 1000));
+        let ops = rig.settle();
+        assert!(matches!(&ops[..], [Op::Acquire { leaving, .. }] if leaving.len() == 1));
+        assert_eq!((ahead(&rig), rig.progress(next)), (150, Progress::Held));
+    }
+}
+
+#[test]
+fn a_place_that_was_swept_keeps_its_estimate() {
+    let mut rig = Rig::new(1);
+    let index = rig.request_with(charged(60_000, 60_000));
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    rig.session.handle_used(index, 0, 0);
+    rig.leave(index);
+    rig.pass(4000);
+    // Another process has its permit.
+    let other = rig.other();
+    rig.reconnect(same_data());
+    rig.settle();
+    assert_eq!(rig.places(), [other]);
+    assert_eq!(ahead(&rig), 56_000);
+}
+
+#[test]
+fn what_is_left_by_the_provider_ages_until_the_release() {
+    let mut rig = Rig::new(100);
+    let index = rig.request_with(charged(10, 1000));
+    rig.settle();
+    rig.live(500);
+    assert_eq!(ahead(&rig), 0);
+    let now = rig.now();
+    rig.session.handle_ahead(index, 0, 700_000, now);
+    rig.live(300);
+    rig.leave(index);
+    rig.settle();
+    assert_eq!(ahead(&rig), 400);
+    // Never more than a burst, and never less than is known.
+    let [one, two] = [(); 2].map(|()| rig.request_with(charged(10, 1000)));
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_ahead(one, 0, 1000, now);
+    rig.leave(one);
+    rig.settle();
+    assert_eq!(ahead(&rig), 420);
+    rig.session.handle_ahead(two, 0, u64::MAX, now);
+    rig.leave(two);
+    rig.settle();
+    assert_eq!(ahead(&rig), 1000);
+}
+
+#[test]
+fn a_loss_of_data_fills_the_budget_and_what_is_used_beyond_an_estimate_counts_on() {
+    let mut rig = Rig::new(100);
+    let [cheap, dear] = [(); 2].map(|()| rig.request_with(charged(400, 1000)));
+    rig.settle();
+    let proof = rig.proof_after_a_loss();
+    let (reply, now) = (rig.carry_out(&proof), rig.now());
+    rig.reply(&proof.op, &reply, now);
+    rig.settle();
+    assert_eq!(ahead(&rig), 0, "it was charged before");
+    rig.session.handle_used(cheap, 0, 0);
+    rig.session.handle_used(dear, 0, 700_000);
+    [cheap, dear].into_iter().for_each(|index| rig.leave(index));
+    rig.settle();
+    assert_eq!(ahead(&rig), 300);
+}
+
+#[test]
+fn what_passed_in_an_outage_is_charged_once_it_is_counted() {
+    let mut rig = outage(100);
+    let all: Vec<_> = (0..10).map(|_| rig.request_with(local(100, charged(300, 1000)))).collect();
+    let admitted: Vec<_> =
+        all.into_iter().filter(|index| rig.progress(*index) == Progress::Admitted).collect();
+    assert_eq!(admitted.len(), 3);
+    rig.reconnect(Connected::default());
+    rig.settle();
+    assert_eq!((rig.places().len(), ahead(&rig)), (3, 900));
+    let mut rig = outage(100);
+    let admit = AcquireOptions { on_unavailable: OnUnavailable::Admit, ..charged(300, 1000) };
+    for _ in 0..10 {
+        rig.request_with(admit);
+    }
+    rig.reconnect(Connected::default());
+    rig.settle();
+    assert_eq!((rig.places().len(), ahead(&rig)), (10, 2000), "no more than two bursts");
+}
+
+#[test]
+fn a_share_of_the_limit_has_the_same_part_of_the_budget() {
+    // A fifth: 40 ms take 200 of 1000.
+    let mut rig = outage(50);
+    let options = local(10, charged(40, 1000));
+    let passed = (0..10).filter(|_| is_admitted(&mut rig, options)).count();
+    assert_eq!(passed, 5);
+    rig.pass(190);
+    assert!(!is_admitted(&mut rig, options));
+    rig.pass(20);
+    assert!(is_admitted(&mut rig, options) && !is_admitted(&mut rig, options));
+    let index = rig.request_with(options);
+    let Progress::Refused { reason, ends_in, .. } = rig.progress(index) else { panic!() };
+    assert_eq!((reason, ends_in), (RejectReason::Budget(0), Some(ms(190))));
+}
+
+#[test]
+fn what_takes_more_than_the_burst_of_a_share_waits_until_that_is_full() {
+    let mut rig = outage(50);
+    let large = local(10, charged(1000, 1000));
+    assert!(is_admitted(&mut rig, large) && !is_admitted(&mut rig, large));
+    rig.pass(4990);
+    assert!(!is_admitted(&mut rig, large));
+    rig.pass(20);
+    assert!(is_admitted(&mut rig, large));
+}
+
+#[test]
+fn without_a_limit_as_many_requests_as_a_share_has_permits_use_a_burst_up() {
+    let mut rig = outage(u32::MAX);
+    let passed = (0..10).filter(|_| is_admitted(&mut rig, local(4, charged(1, 1000)))).count();
+    assert_eq!(passed, 4);
+}
+
+#[test]
+fn what_the_backend_granted_counts_for_the_share_and_so_does_what_was_used() {
+    let mut rig = Rig::new(10);
+    let options = local(5, charged(200, 1000));
+    let [one, other] = [(); 2].map(|()| rig.request_with(options));
+    rig.settle();
+    assert_eq!([one, other].map(|index| rig.progress(index)), [Progress::Held; 2]);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    // Of half of the budget, 800 are taken.
+    assert!(!is_admitted(&mut rig, local(5, charged(110, 1000))));
+    rig.session.handle_used(one, 0, 0);
+    rig.leave(one);
+    assert!(is_admitted(&mut rig, local(5, charged(110, 1000))));
+    rig.session.handle_used(other, 0, u64::MAX);
+    rig.leave(other);
+    assert!(!is_admitted(&mut rig, local(5, charged(0, 1000))));
+    rig.pass(1990);
+    assert!(is_admitted(&mut rig, local(5, charged(490, 1000))), "no more than two bursts");
+}
+
+#[test]
+fn no_permit_is_passed_on_where_requests_take_of_a_budget() {
+    let mut rig = Rig::new(1);
+    let options = AcquireOptions { reuse_ms: 50, ..charged(100, 1000) };
+    let held = rig.request_with(options);
+    let waits = rig.request_with(options);
+    rig.settle();
+    rig.leave(held);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.settle();
+    assert_eq!((rig.progress(waits), ahead(&rig)), (Progress::Held, 200));
+}
+
+#[test]
+fn a_reload_leaves_the_charges_as_they_are() {
+    let mut rig = Rig::new(1);
+    let held = rig.request_with(charged(100, 1000));
+    let waits = rig.request_with(charged(300, 1000));
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_policy(2, 0, None, now);
+    rig.settle();
+    assert_eq!((rig.progress(waits), ahead(&rig)), (Progress::Held, 400));
+    [held, waits].into_iter().for_each(|index| rig.leave(index));
+    rig.settle();
+    assert!(rig.places().is_empty());
+}
+
+#[test]
+fn a_report_of_a_request_without_a_permit_or_a_budget_is_ignored() {
+    let mut rig = Rig::new(1);
+    let plain = rig.request();
+    let waits = rig.request_with(charged(300, 1000));
+    rig.settle();
+    for index in [plain, waits] {
+        rig.session.handle_used(index, 0, 0);
+        let place = rig.session.places.get(index).expect("a place");
+        assert!(place.used.is_none() && !matches!(place.state, State::Lost));
+    }
+}
+
+#[test]
+fn requests_of_different_estimates_share_a_call() {
+    let mut rig = Rig::new(100);
+    for taken in [100, 200, 600, 200] {
+        rig.request_with(charged(taken, 1000));
+    }
+    let calls = rig.settle();
+    assert!(matches!(&calls[..], [Op::Acquire { ids, .. }] if ids.len() == 4), "{calls:?}");
+    let waiting = rig.ledger.places().filter(|(.., ticket)| ticket.is_some()).count();
+    assert_eq!((ahead(&rig), waiting), (900, 1));
+}

@@ -1,0 +1,247 @@
+//! The ledger with budgets: generated histories beside a token bucket in the plainest terms.
+
+#[expect(dead_code, reason = "others use more of it")]
+mod desk;
+
+use proptest::prelude::*;
+use tower_semaphore_protocol::{Charge, Claim, LineId, PlaceId, Used, UsedOf};
+
+use self::desk::{Desk, NODE, claim};
+
+/// Of each budget, µs.
+const BURST: i128 = 1_000_000;
+const BUDGETS: usize = 2;
+
+/// Tokens that refill one a µs.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    tokens: i128,
+    at: i128,
+}
+
+impl Bucket {
+    fn refill(&mut self, now: u64) {
+        let now = i128::from(now);
+        self.tokens = BURST.min(self.tokens + now - self.at);
+        self.at = now;
+    }
+}
+
+fn charge(budget: usize, taken: u64) -> Charge {
+    Charge::of_hash(budget as u64, taken, BURST as u64).unwrap()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Come {
+        tenant: Option<u64>,
+        taken: [Option<u64>; BUDGETS],
+        waits: bool,
+    },
+    /// One of those that hold leaves; it used so many thousandths of what it took, and so much is left.
+    Leave {
+        which: usize,
+        used: Option<u64>,
+        ahead: u64,
+    },
+    GiveUp {
+        which: usize,
+    },
+    Pass(u64),
+    Limit(u32),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let taken = || prop_oneof![3 => Just(None), 5 => (0..=1_000_000u64).prop_map(Some)];
+    let tenant = prop_oneof![3 => Just(None), 2 => (1..4u64).prop_map(Some)];
+    let used = prop_oneof![1 => Just(None), 3 => (0..=1000u64).prop_map(Some), 1 => (1000..5000u64).prop_map(Some)];
+    let ahead = prop_oneof![4 => Just(0), 1 => 0..2_000_000u64];
+    prop_oneof![
+        6 => (tenant, [taken(), taken()], prop::bool::weighted(0.8))
+            .prop_map(|(tenant, taken, waits)| Step::Come { tenant, taken, waits }),
+        4 => (any::<usize>(), used, ahead)
+            .prop_map(|(which, used, ahead)| Step::Leave { which, used, ahead }),
+        1 => any::<usize>().prop_map(|which| Step::GiveUp { which }),
+        5 => (0..800_000u64).prop_map(Step::Pass),
+        1 => (0..8u32).prop_map(Step::Limit),
+    ]
+}
+
+struct Histories {
+    desk: Desk,
+    buckets: [Bucket; BUDGETS],
+    /// Those that hold, as far as they were seen to.
+    held: Vec<PlaceId>,
+}
+
+impl Histories {
+    fn new() -> Self {
+        let desk = Desk::new(5);
+        let at = i128::from(desk.now);
+        Self { desk, buckets: [Bucket { tokens: BURST, at }; BUDGETS], held: Vec::new() }
+    }
+
+    fn refill(&mut self) {
+        let now = self.desk.now;
+        self.buckets.iter_mut().for_each(|bucket| bucket.refill(now));
+    }
+
+    fn bucket(&mut self, charge: Charge) -> &mut Bucket {
+        &mut self.buckets[charge.number() as usize - 1]
+    }
+
+    /// Takes the tokens of the places that were granted since; no place is granted without.
+    fn take_granted(&mut self) {
+        self.refill();
+        let all: Vec<_> = self.desk.ledger.places().collect();
+        // The leases of others are over.
+        self.held.retain(|held| all.iter().any(|(id, ..)| id == held));
+        for (id, _, ticket) in all {
+            if ticket.is_some() || self.held.contains(&id) {
+                continue;
+            }
+            self.held.push(id);
+            for charge in id.charges().iter() {
+                let bucket = self.bucket(charge);
+                bucket.tokens -= i128::from(charge.taken());
+                assert!(bucket.tokens >= 0, "{id} has more than there was: {bucket:?}");
+            }
+        }
+    }
+
+    fn take(&mut self, step: &Step) {
+        match step {
+            Step::Come { tenant, taken, waits } => {
+                let claim = tenant.map_or_else(Claim::without_tenant, claim);
+                let charges =
+                    (0..).zip(taken).filter_map(|(at, taken)| Some(charge(at, (*taken)?)));
+                let id = self.desk.id(charges.fold(claim, Claim::charged));
+                self.desk.acquire_all(waits.then_some(100), &[id]);
+            }
+            Step::Leave { which, used, ahead } => {
+                let Some(id) = (!self.held.is_empty()).then(|| self.held[which % self.held.len()])
+                else {
+                    return;
+                };
+                self.held.retain(|held| *held != id);
+                if let Some(used) = used {
+                    self.settle(id, *used, *ahead);
+                }
+                self.desk.release(&[id]);
+            }
+            Step::GiveUp { which } => {
+                let waiting: Vec<_> = self.waiting();
+                if !waiting.is_empty() {
+                    let id = waiting[which % waiting.len()];
+                    // It took nothing, whatever it says.
+                    let used =
+                        Used::as_charged(id.charges()).with(0, UsedOf { used: 0, ahead: 900_000 });
+                    self.desk.ledger.settle_used(&[(id, used)], self.desk.now);
+                    self.desk.release(&[id]);
+                }
+            }
+            Step::Pass(us) => self.desk.now += us,
+            Step::Limit(limit) => self.desk.limit = *limit,
+        }
+    }
+
+    fn settle(&mut self, id: PlaceId, thousandths: u64, ahead: u64) {
+        // The call comes with the tick of the release.
+        let now = self.desk.now + self.desk.tick;
+        self.buckets.iter_mut().for_each(|bucket| bucket.refill(now));
+        let mut used = Used::as_charged(id.charges());
+        for (index, charge) in id.charges().iter().enumerate() {
+            let of = charge.taken() * thousandths / 1000;
+            used = used.with(index, UsedOf { used: of, ahead });
+            let more = i128::from(of) - i128::from(charge.taken());
+            let bucket = self.bucket(charge);
+            let least = bucket.tokens.min(-BURST);
+            bucket.tokens = (bucket.tokens - more).clamp(least, BURST);
+            bucket.tokens = bucket.tokens.min(BURST - i128::from(ahead).min(BURST));
+        }
+        self.desk.ledger.settle_used(&[(id, used)], now);
+        // Once, whatever is repeated after the release.
+        let mut again = self.desk.ledger.clone();
+        let caller = tower_semaphore_protocol::Caller {
+            now,
+            limit: 0,
+            headroom: 0,
+            for_all: true,
+            max_waiting: 0,
+            node: NODE,
+            recalls: false,
+        };
+        again.release(caller, &[id], &mut |_, _| true);
+        let before: Vec<_> = again.budgets().collect();
+        again.settle_used(&[(id, used)], now);
+        assert_eq!(again.budgets().collect::<Vec<_>>(), before);
+    }
+
+    fn waiting(&self) -> Vec<PlaceId> {
+        let mut waiting: Vec<_> =
+            self.desk.ledger.places().filter_map(|(id, _, t)| Some((t?, id))).collect();
+        waiting.sort_unstable();
+        waiting.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// The ledger knows what is left, and keeps back nobody whose turn it is and who could go.
+    fn check(&mut self) {
+        // So that whatever time allows is granted.
+        self.desk.release(&[]);
+        self.take_granted();
+        let ledger = &self.desk.ledger;
+        for (at, bucket) in self.buckets.iter().enumerate() {
+            let full_at = ledger.budget_full_at(charge(at, 0).number()).max(self.desk.now);
+            assert_eq!(i128::from(full_at - self.desk.now), BURST - bucket.tokens, "{at}");
+        }
+        if ledger.in_use() >= u64::from(self.desk.limit) {
+            return;
+        }
+        let fits = |id: &PlaceId| {
+            id.charges().iter().all(|charge| {
+                let bucket = self.buckets[charge.number() as usize - 1];
+                bucket.tokens >= i128::from(charge.taken())
+            })
+        };
+        // The first of each line: one of them is next.
+        let (mut lines, mut heads): (Vec<Option<LineId>>, Vec<PlaceId>) = (Vec::new(), Vec::new());
+        for id in self.waiting() {
+            if !lines.contains(&id.line()) {
+                lines.push(id.line());
+                heads.push(id);
+            }
+        }
+        assert!(heads.is_empty() || !heads.iter().all(fits), "all of {heads:?} could go");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_ledger_keeps_its_budgets_as_a_token_bucket_does(steps in prop::collection::vec(step(), 10..80)) {
+        let mut histories = Histories::new();
+        for step in &steps {
+            histories.take(step);
+            histories.take_granted();
+            histories.check();
+        }
+        // In the end everybody is served.
+        histories.desk.limit = 100;
+        for _ in 0..100 {
+            histories.desk.now += 100_000;
+            let waiting = histories.waiting();
+            if !waiting.is_empty() {
+                histories.desk.renew(&waiting);
+                histories.take_granted();
+            }
+            histories.check();
+        }
+        prop_assert!(histories.waiting().is_empty(), "{:?}", histories.waiting());
+        let held = histories.held.clone();
+        histories.desk.release(&held);
+        histories.desk.now += 10_000_000;
+        histories.desk.release(&[]);
+        prop_assert!(histories.desk.ledger.is_empty());
+    }
+}
