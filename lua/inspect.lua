@@ -7,15 +7,16 @@
 --                       places that has one
 -- ARGV[3]   window      of the rate, in us; read if there are starts
 --
--- Returns   {now in us, in_use, waiting, leases listed, starts, window, started, opening, id, lease_end ..., q<id>,
---           ticket ...}
+-- Returns   {now in us, in_use, waiting, leases listed, starts, window, started, opening, budgets listed, id,
+--           lease_end ..., b<g>, score ..., q<id>, ticket ...}
 --           starts, window: of the rate; starts is 0 if there is none. started: the permits that were granted in the
---           window that ends now. opening: from when on the rate allows one more, in us; 0: now
+--           window that ends now. opening: from when on the rate allows one more, in us; 0: now. Budgets: up to 100
+--           that are not full, see charges.lua
 --           ticket is the raw score, and so is lease_end of a place with a tenant: see acquire.lua; others are in ms.
 --           Up to `most` places with a tenant are listed after those without a claim, and up to `most` with a claim
 --           alone after these; one with a tenant that holds has the score of its permit instead of a ticket
 -- Errors    none of its own
--- Cost      6 commands, 4 more with tenants, 1 more with a rate, 1 more if it allows no start now;
+-- Cost      7 commands, 4 more with tenants, 1 more with a rate, 1 more if it allows no start now;
 --           O(log n + members listed + starts)
 -- Retry     safe
 
@@ -72,7 +73,10 @@ if starts > 0 then
     opening = math.floor(-score * 1e6 + 0.5) + window
   end
 end
-local reply = { now, in_use, waiting, #leases / 2, starts, window, started, opening }
+local left = '(' .. string.format('%.17g', now / -8388608)
+local budgets = redis.call('ZRANGEBYSCORE', key, '-1000000000', left, 'WITHSCORES', 'LIMIT', 0, 100)
+local reply = { now, in_use, waiting, #leases / 2, starts, window, started, opening, #budgets / 2 }
 for i = 1, #leases do reply[#reply + 1] = leases[i] end
+for i = 1, #budgets do reply[#reply + 1] = budgets[i] end
 for i = 1, #tickets do reply[#reply + 1] = tickets[i] end
 return reply

@@ -176,6 +176,12 @@ impl Budget {
             .filter(|_| units <= self.burst)
     }
 
+    /// Returns how many units may be used at once, if the budget is full again in this time.
+    pub(crate) fn left_if_full_in(&self, full_in: Duration) -> u64 {
+        let us = u128::from(self.time_of(self.burst)).saturating_sub(full_in.as_micros());
+        u64::try_from(us * u128::from(self.amount) / self.per.as_micros()).unwrap_or(u64::MAX)
+    }
+
     /// Returns in what time the budget is full again, µs, of which this many units are left.
     pub(crate) fn time_to_full(&self, left: u64) -> u64 {
         self.time_of(self.burst).saturating_sub(self.time_of(left))
@@ -242,6 +248,8 @@ mod tests {
         assert_eq!(tokens.time_to_full(80_000), 0);
         assert_eq!(tokens.time_to_full(79_000), 750_000);
         assert_eq!(tokens.time_to_full(u64::MAX), 0);
+        let left = |ms| tokens.left_if_full_in(Duration::from_millis(ms));
+        assert_eq!([0, 750, 60_000, 90_000].map(left), [80_000, 79_000, 0, 0]);
         let few = Budget::new("few", 7, Duration::from_secs(1)).unwrap().burst(2).unwrap();
         assert_eq!((few.time_of(1), few.charge(7, 3)), (142_858, None));
         let many = Budget::new("many", Budget::MAX_AMOUNT, Budget::MIN_PER).unwrap();

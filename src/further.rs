@@ -1,16 +1,18 @@
-//! Further limits by name and number, and their overrides.
+//! Further limits and budgets by name and number, and the overrides of limits.
 
 use std::collections::BTreeMap;
 
+use crate::budget::Budget;
 use crate::name::Name;
 
 /// The most further limits whose names a session remembers.
 const NAMES_MAX: usize = 1000;
 
-/// The names and the values of the further limits of a semaphore that this process has seen, by number.
+/// The names and the values of the further limits of a semaphore that this process has seen, and its budgets, by number.
 #[derive(Debug, Default)]
 pub(crate) struct LimitNames {
     names: BTreeMap<u32, (Name, Name)>,
+    budgets: BTreeMap<u32, Budget>,
 }
 
 impl LimitNames {
@@ -21,6 +23,22 @@ impl LimitNames {
             self.names.clear();
         }
         self.names.entry(number).or_insert_with(|| (limit.clone(), value.clone()));
+    }
+
+    /// Notes a budget.
+    pub(crate) fn note_budget(&mut self, number: u32, budget: &Budget) {
+        if self.budgets.get(&number) == Some(budget) {
+            return;
+        }
+        if self.budgets.len() >= NAMES_MAX && !self.budgets.contains_key(&number) {
+            self.budgets.clear();
+        }
+        self.budgets.insert(number, budget.clone());
+    }
+
+    /// Returns the budgets, by number.
+    pub(crate) const fn budgets(&self) -> &BTreeMap<u32, Budget> {
+        &self.budgets
     }
 
     /// Returns name and value of the limit with this number.

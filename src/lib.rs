@@ -246,8 +246,8 @@ pub mod operate {
     #[doc(inline)]
     pub use crate::protocol::{Mode, Override, PauseCause};
     pub use crate::semaphore::{
-        AdaptedLimit, Cursor, FurtherLimitUse, Holder, Inspection, Listed, Page, Paused, PlaceId,
-        ProcessUse, RateUse, TenantId, TenantUse, Waiter,
+        AdaptedLimit, BudgetUse, Cursor, FurtherLimitUse, Holder, Inspection, Listed, Page, Paused,
+        PlaceId, ProcessUse, RateUse, TenantId, TenantUse, Waiter,
     };
     pub use crate::tenants::{TenantChange, TenantOverride};
 }

@@ -11,6 +11,7 @@
 
 #![allow(clippy::print_stdout, reason = "a table is what it is for")]
 
+mod budget;
 mod child;
 mod contended;
 mod counts;
@@ -115,6 +116,7 @@ const CASES: [(&str, Case); 22] = [
     ("watchdog", watchdog::run),
     ("queued", queued::run),
     ("rate", rate::run),
+    ("budget", budget::run),
     ("limits", limits::run),
     ("fair", fair::run),
     ("fair-cost", fair_cost::run),

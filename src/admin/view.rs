@@ -10,11 +10,12 @@ use super::Window;
 use super::extract::{Listing, OfSemaphore, Target};
 use super::fair_share::fair_shares;
 use super::problem::Problem;
+use crate::budget::Budget;
 use crate::name::Name;
 use crate::protocol::{Override, Rate};
 use crate::semaphore::{
-    AdaptedLimit, FurtherLimitUse, Holder, Inspection, Listed, Page, Paused, ProcessUse, RateUse,
-    TenantUse, Waiter,
+    AdaptedLimit, BudgetUse, FurtherLimitUse, Holder, Inspection, Listed, Page, Paused, ProcessUse,
+    RateUse, TenantUse, Waiter,
 };
 use crate::tenants::TenantOverride;
 
@@ -190,6 +191,7 @@ pub(super) struct InspectionView {
     is_cut: bool,
     tenants: Vec<TenantView>,
     further_limits: Vec<FurtherLimitView>,
+    budgets: Vec<BudgetView>,
     processes: Vec<ProcessView>,
     holders: Vec<HolderView>,
     waiters: Vec<WaiterView>,
@@ -216,6 +218,31 @@ struct FurtherLimitView {
     set: CapView,
     in_use: u64,
     waiting: u64,
+}
+
+#[derive(Serialize)]
+struct BudgetView {
+    name: Option<String>,
+    amount: Option<u64>,
+    per_ms: Option<u64>,
+    burst: Option<u64>,
+    left: Option<u64>,
+    full_in_ms: u64,
+}
+
+impl From<BudgetUse> for BudgetView {
+    fn from(one: BudgetUse) -> Self {
+        let left = one.left();
+        let budget = one.budget;
+        Self {
+            name: budget.as_ref().map(|budget| budget.name().to_owned()),
+            amount: budget.as_ref().map(Budget::amount),
+            per_ms: budget.as_ref().map(|budget| ms(budget.per())),
+            burst: budget.as_ref().map(Budget::burst_amount),
+            left,
+            full_in_ms: ms(one.full_in),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -344,6 +371,7 @@ impl InspectionView {
                 .map(|(i, one)| TenantView::new(one, share(i)))
                 .collect(),
             further_limits: seen.further_limits.into_iter().map(Into::into).collect(),
+            budgets: seen.budgets.into_iter().map(Into::into).collect(),
             processes: seen.processes.into_iter().map(Into::into).collect(),
             holders: seen.holders.into_iter().map(Into::into).collect(),
             waiters: seen.waiters.into_iter().map(Into::into).collect(),

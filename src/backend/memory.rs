@@ -346,6 +346,9 @@ fn is_unused(ledger: &Arc<Mutex<Ledger>>, now: u64) -> bool {
         && lock(ledger).kept_until().is_none_or(|end| end <= now)
 }
 
+/// The most budgets that a listing has.
+const BUDGETS_MAX: usize = 100;
+
 fn list(ledger: &Ledger, now: u64, most: u32, rate: Option<BoundRate>) -> Listing {
     let mut places: Vec<_> =
         ledger.places().filter(|(_, lease_end, _)| *lease_end > now / 1000).collect();
@@ -356,7 +359,9 @@ fn list(ledger: &Ledger, now: u64, most: u32, rate: Option<BoundRate>) -> Listin
     places.truncate(most as usize);
     let rate = rate.or_else(|| places.iter().rev().find_map(|(id, ..)| id.rate()));
     let rate = rate.map(|rate| ledger.usage_of(rate, now));
-    Listing { now, in_use, waiting, places, rate }
+    let budgets =
+        ledger.budgets().filter(|(_, full_at)| *full_at > now).take(BUDGETS_MAX).collect();
+    Listing { now, in_use, waiting, places, rate, budgets }
 }
 
 fn nanos(duration: Duration) -> u64 {

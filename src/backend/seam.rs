@@ -282,6 +282,8 @@ pub struct Listing {
     pub places: Vec<(PlaceId, u64, Option<u64>)>,
     /// How much of the rate is used; `None`: there is none.
     pub rate: Option<RateUsage>,
+    /// Up to a hundred budgets that are not full: number, and when it will be, µs since 1970.
+    pub budgets: Vec<(u32, u64)>,
 }
 
 /// Some of the semaphores in use.

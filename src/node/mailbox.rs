@@ -83,7 +83,7 @@ impl Mailbox for Node {
 }
 
 impl Node {
-    /// Reads what this process knows of the further limits of a semaphore.
+    /// Reads what this process knows of the further limits and the budgets of a semaphore.
     pub(crate) fn read_limits(&self, name: &str, read: impl FnOnce(&LimitNames)) {
         if let Some(shared) = self.sessions.get(name) {
             read(&shared.lock().limits);

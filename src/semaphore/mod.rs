@@ -17,8 +17,8 @@ use std::time::Duration;
 pub use self::acquire::Acquire;
 pub(crate) use self::acquire::AcquireRequest;
 pub use self::operate::{
-    AdaptedLimit, Cursor, FurtherLimitUse, Holder, Inspection, Listed, Page, Paused, PlaceId,
-    ProcessUse, RateUse, TenantId, TenantUse, Waiter,
+    AdaptedLimit, BudgetUse, Cursor, FurtherLimitUse, Holder, Inspection, Listed, Page, Paused,
+    PlaceId, ProcessUse, RateUse, TenantId, TenantUse, Waiter,
 };
 pub use self::permit::Permit;
 use crate::ask::Ask;

@@ -71,12 +71,15 @@ impl<'a> PlaceOf<'a> {
 }
 
 impl PlaceOf<'_> {
-    /// Notes the names of its tenant and its further limits. Returns the name that already has the number of its tenant, if
+    /// Notes the names of its tenant and its further limits, and its budgets. Returns the name that already has the number of its tenant, if
     /// it is another one.
     fn note_names(&self, state: &mut SessionState) -> Option<Arc<str>> {
         let claim = self.claim?;
         for (limit, asked) in claim.further().iter().zip(self.further) {
             state.limits.note(limit.number(), &asked.limit, &asked.value);
+        }
+        for (charge, estimate) in claim.charges().iter().zip(self.estimates) {
+            state.limits.note_budget(charge.number(), &estimate.budget);
         }
         let SessionState { tenants, session, .. } = state;
         tenants.note(claim.tenant(), self.tenant?, |tenant| session.has_tenant(tenant))

@@ -35,6 +35,7 @@ on_both! {
     an_estimate_that_can_never_be_met_is_a_bad_one
     a_settlement_serves_who_waits
     the_estimate_of_a_process_that_dies_stands
+    an_inspection_tells_what_is_left_of_budgets
 }
 
 /// A hundred units in so many seconds.
@@ -259,6 +260,25 @@ async fn the_estimate_of_a_process_that_dies_stands(node: &dyn Fn() -> Semaphore
     dead.shutdown().await;
     drop(own.acquire(asks(&tokens, 20), &policy).await.unwrap());
     assert_eq!(rejected(&own, asks(&tokens, 20)).await.reason, RejectReason::Budget(0));
+}
+
+async fn an_inspection_tells_what_is_left_of_budgets(node: &dyn Fn() -> Semaphore) {
+    let (own, other) = (node(), node());
+    let (tokens, input) = (hundred(1000), Budget::new("input", 50, 1000 * SECOND).unwrap());
+    let ask = asks(&tokens, 30).estimate(&input, 0);
+    let _held = own.acquire(ask, &Policy::new(10)).await.unwrap();
+    let seen = own.inspect("x").await.unwrap();
+    let shown: Vec<_> = seen.budgets.iter().map(|one| (one.budget.clone(), one.left())).collect();
+    assert!(matches!(shown[0].1, Some(70..=71)), "{shown:?}");
+    assert_eq!(shown[1], (Some(input), Some(50)));
+    assert_eq!(shown[0].0.as_ref(), Some(&tokens));
+    let full_in = seen.budgets[0].full_in;
+    assert!(full_in > 290 * SECOND && full_in <= 300 * SECOND, "{full_in:?}");
+    // The other process knows what is charged, and not what it is called.
+    let seen = other.inspect("x").await.unwrap();
+    assert_eq!((seen.budgets.len(), seen.in_use), (1, 1));
+    assert_eq!((seen.budgets[0].budget.as_ref(), seen.budgets[0].left()), (None, None));
+    assert!(seen.budgets[0].full_in <= full_in);
 }
 
 #[cfg(feature = "redis")]

@@ -1572,7 +1572,7 @@ fn list(ledger: Option<&Book>, now: u64, most: u32, rate: Option<BoundRate>) -> 
     places.truncate(most as usize);
     let rate = rate.or_else(|| places.iter().rev().find_map(|(id, ..)| id.rate()));
     let rate = rate.map(|rate| ledger.usage_of(rate, now));
-    Listing { now, in_use, waiting, places, rate }
+    Listing { now, in_use, waiting, places, rate, budgets: Vec::new() }
 }
 
 impl std::fmt::Debug for PortState {

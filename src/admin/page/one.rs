@@ -111,6 +111,7 @@ impl One<'_> {
             }
             @if !seen.tenants.is_empty() { (self.tenants()) }
             @if !seen.further_limits.is_empty() { (self.further_limits()) }
+            @if !seen.budgets.is_empty() { (self.budgets()) }
             (self.holders())
             (self.queue())
             (self.processes())
@@ -327,6 +328,32 @@ impl One<'_> {
                             @if let Some(name) = &one.name { (self.change_of_tenant(one, name)) }
                             @else { "its name is unknown" }
                         }
+                    }
+                }
+            },
+        )
+    }
+
+    fn budgets(&self) -> Markup {
+        let head = ["Budget", "Amount", "At once", "Left", "Full in"];
+        table(
+            "budgets",
+            "Budgets",
+            &head,
+            &html! {
+                @for one in &self.seen.budgets {
+                    tr {
+                        @if let Some(budget) = &one.budget {
+                            th scope="row" { bdi { (budget.name()) } }
+                            td.n { (budget.to_string()) }
+                            td.n { (budget.burst_amount()) }
+                        } @else {
+                            th scope="row" { "unknown to this process" }
+                            td { "–" }
+                            td { "–" }
+                        }
+                        td.n { @if let Some(left) = one.left() { (left) } @else { "–" } }
+                        td.n { @if one.full_in.is_zero() { "full" } @else { (seconds(one.full_in)) } }
                     }
                 }
             },

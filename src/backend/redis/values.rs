@@ -9,7 +9,7 @@ use crate::backend::Listing;
 use crate::error::BackendError;
 use crate::protocol::{
     BoundRate, Claim, Grant, LINE_MAX, LineId, PlaceId, PlaceStatus, RateUsage, Reply, TICKET_MIN,
-    Usage,
+    Tenant, Usage,
 };
 
 /// The prefix of members that are tickets: see `lua/queued.lua`.
@@ -54,11 +54,16 @@ pub(super) fn grants(items: &[Value]) -> Option<Vec<Grant>> {
 type Place = (PlaceId, u64, Option<u64>);
 
 pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
-    let [now, in_use, waiting, leases, starts, window, started, opens_at, rest @ ..] = items else {
+    let [now, in_use, waiting, leases, starts, window, started, opens_at, budgets, rest @ ..] =
+        items
+    else {
         return None;
     };
     let leases = usize::try_from(number(leases)?).ok()?;
-    let (leases, tickets) = rest.split_at_checked(leases.checked_mul(2)?)?;
+    let (leases, rest) = rest.split_at_checked(leases.checked_mul(2)?)?;
+    let budgets = usize::try_from(number(budgets)?).ok()?;
+    let (budgets, tickets) = rest.split_at_checked(budgets.checked_mul(2)?)?;
+    let budgets = pairs(budgets).map(budget).collect::<Option<_>>()?;
     let mut places: Vec<Place> = Vec::with_capacity(leases.len() / 2);
     for (id, lease_end) in pairs(leases) {
         let id = place(id)?;
@@ -98,7 +103,23 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
             Some(RateUsage { rate, started: number(started)?, opens_at })
         }
     };
-    Some(Listing { now, in_use, waiting, places, rate })
+    Some(Listing { now, in_use, waiting, places, rate, budgets })
+}
+
+/// Returns the number of a budget, and when it will be full, µs, from its member and score.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a whole number of at most 53 bits, or taken into range"
+)]
+fn budget((member, score): (&Value, &Value)) -> Option<(u32, u64)> {
+    fn text(value: &Value) -> Option<&str> {
+        let Value::BulkString(text) = value else { return None };
+        std::str::from_utf8(text).ok()
+    }
+    let number = Tenant::parse(text(member)?.strip_prefix('b')?)?.number();
+    let score: f64 = text(score)?.parse().ok()?;
+    Some((number, (score * -8_388_608.0) as u64))
 }
 
 /// Returns the ticket of a place in a line from its score, -l + k·2⁻²⁸. That of a held place is not negative.
@@ -241,11 +262,13 @@ mod tests {
         let items = |most: u32, used: [i64; 4]| {
             let mut items = [1_795_169_853_126_543, 40, 30, 3].map(Value::Int).to_vec();
             items.extend(used.map(Value::Int));
+            items.push(Value::Int(1));
             for (id, end) in
                 [(plain, "1795169853999"), (holds, "11795169853127"), (waits, "11795169854000")]
             {
                 items.extend([text(id.to_string()), text(end.to_owned())]);
             }
+            items.extend([text("b0000z".to_owned()), text("-213999016.42019".to_owned())]);
             items.extend([queued(holds), text("5".to_owned())]);
             items.extend([queued(waits), text(line.to_string())]);
             listing(&items, most)
@@ -255,7 +278,9 @@ mod tests {
             (plain, 1_795_169_853_999, None),
             (waits, 1_795_169_854_000, Some(TICKET_MIN + 7)),
         ];
-        let all = Listing { now: 1_795_169_853_126_543, in_use: 4, waiting: 1, places, rate: None };
+        let budgets = vec![(35, 1_795_153_861_111_710)];
+        let now = 1_795_169_853_126_543;
+        let all = Listing { now, in_use: 4, waiting: 1, places, rate: None, budgets };
         assert_eq!(items(10, [0; 4]), Some(all.clone()));
         let two =
             Listing { in_use: 40, waiting: 30, places: all.places[..2].to_vec(), ..all.clone() };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use super::Semaphore;
+use super::budget_use::{self, BudgetUse};
 use super::further_use::{FurtherLimitUse, FurtherUses};
 use super::ids::{PlaceId, TenantId};
 use crate::backend::Listing;
@@ -57,6 +58,9 @@ pub struct Inspection {
     /// How much of the rate is used. `None` if nothing tells that there is one: no policy that is known has a rate, nor
     /// has a listed request. One that an operator [set](Override::rate) is then not in force, as far as is known.
     pub rate: Option<RateUse>,
+    /// The [budgets](crate::Budget) that are not full, up to a hundred, or that this process uses, those first that take longest
+    /// to be full.
+    pub budgets: Vec<BudgetUse>,
     /// The processes that hold or wait for permits, and this one, by id.
     pub processes: Vec<ProcessUse>,
 }
@@ -225,6 +229,7 @@ impl Inspection {
         answers: &HashMap<NodeId, PeerAnswer>,
     ) -> Self {
         let is_cut = listing.places.len() >= INSPECTED_MAX as usize;
+        let budgets = budget_use::budgets(name, &listing, own);
         let mut seen = Seen {
             name,
             own,
@@ -263,6 +268,7 @@ impl Inspection {
                 .or_else(|| processes.values().filter_map(|process| process.limit).max()),
             last_limit: own.counts.tallies.of(name).limit,
             rate: listing.rate.map(|usage| RateUse::new(usage, rate, listing.now)),
+            budgets,
             processes: processes.into_values().collect(),
         }
     }

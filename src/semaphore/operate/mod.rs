@@ -1,5 +1,6 @@
 //! An operator's queries and commands.
 
+mod budget_use;
 mod further;
 mod further_use;
 mod ids;
@@ -10,6 +11,7 @@ mod tenants;
 
 use std::sync::Arc;
 
+pub use self::budget_use::BudgetUse;
 pub use self::further_use::FurtherLimitUse;
 pub use self::ids::{PlaceId, TenantId};
 pub use self::inspect::{Cursor, Listed, Page};

@@ -652,7 +652,16 @@ impl<'a> Model<'a> {
             }
             None => [0; 4].map(number),
         });
-        for (score, member) in leases.into_iter().chain(tickets) {
+        let mut budgets: Vec<_> =
+            self.ledger.budgets().filter(|(_, full_at)| *full_at > self.now).collect();
+        budgets.sort_unstable_by_key(|(number, full_at)| (std::cmp::Reverse(*full_at), *number));
+        items.push(number(budgets.len() as u64));
+        let budget = |(number, full_at): &(u32, u64)| {
+            let digits = Tenant::of_hash(u64::from(*number) - 1);
+            (-(*full_at as f64) / BUDGET_UNIT, format!("b{digits}"))
+        };
+        let budgets: Vec<_> = budgets.iter().map(budget).collect();
+        for (score, member) in leases.into_iter().chain(budgets).chain(tickets) {
             items.push(Item::Text(member));
             items.push(Item::Text(score.to_string()));
         }
