@@ -249,8 +249,10 @@ impl Ask {
     /// Has the request take of a [`Budget`] what it is estimated to use, with its permit, in the same step. See
     /// [`Permit::settle`](crate::Permit::settle) for what it truly used.
     ///
-    /// An estimate above the budget's [burst](Budget::burst) is rejected with [`CostTooHigh`](RejectReason::CostTooHigh). An
-    /// estimate of 0 takes nothing, and waits only while others have used more than there was. Up to
+    /// Who is next and has too little waits, and all behind it wait, too, whatever they ask for: unlike a
+    /// [further limit](Self::also), a budget that is used up delays everybody. An estimate above the budget's
+    /// [burst](Budget::burst) is rejected with [`CostTooHigh`](RejectReason::CostTooHigh). An estimate of 0 takes nothing, and
+    /// is granted unless others have used more than there was. Up to
     /// [`MAX_BUDGETS`](Self::MAX_BUDGETS) budgets with different names; a request with more is rejected with
     /// [`InvalidLimits`](RejectReason::InvalidLimits).
     ///

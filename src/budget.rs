@@ -16,10 +16,14 @@ const NAME_MAX: usize = 64;
 /// its permit, in the same step, or waits; and [`Permit::settle`](crate::Permit::settle) puts what it truly used in place
 /// of that, once, when its permit is given back. If nothing is settled, as after a crash, the estimate stands.
 ///
-/// The budget is shared by all processes, and refills evenly: of 80,000 a minute, 1,333 each second, by the clock of the
-/// backend, up to the [burst](Self::burst). In any time `t`, requests take at most `burst + amount · t ÷ per`, apart from
-/// what they use beyond their estimates. The backend keeps one number for it (the *generic cell rate algorithm*, ITU-T
-/// I.371), 60 bytes in Redis.
+/// It is a bucket, as that of most providers is: shared by all processes, it refills evenly, of 80,000 a minute 1,333 each
+/// second by the clock of the backend, up to the [burst](Self::burst). In any time `t`, requests take at most
+/// `burst + amount · t ÷ per`, apart from what they use beyond their estimates. So a minute that begins with a full bucket
+/// can have twice the amount, unless the burst is less. The backend keeps one number for it (the *generic cell rate
+/// algorithm*, ITU-T I.371), 60 bytes in Redis.
+///
+/// Who waits for a budget waits for it to refill: let the [wait timeout](crate::PolicyBuilder::wait_timeout) be as long as
+/// that takes for an estimate.
 ///
 /// Requests wait for a budget in the order in which they wait for permits, and who is next keeps back those behind it,
 /// whatever they ask for. A loss of data fills the budget. In an outage a
@@ -107,8 +111,10 @@ impl Budget {
     }
 
     /// Sets how much may be used at once, once nothing was used for long enough. The default is the amount, as providers
-    /// have it that fill a bucket; then up to twice the amount can be used in a time that begins with a full budget. Use
-    /// less where a provider counts each minute for itself.
+    /// have it that fill a bucket. Where a provider counts each minute for itself, amount and burst together must not be
+    /// more than its quota: of 80,000 a minute, 60,000 with a burst of 20,000.
+    ///
+    /// Each request takes whole µs of the budget's time, rounded up.
     ///
     /// A request whose estimate is more than this is rejected at once, with
     /// [`CostTooHigh`](crate::RejectReason::CostTooHigh).
@@ -125,7 +131,7 @@ impl Budget {
     ///
     /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
     /// let tokens = Budget::new("tokens", 80_000, Duration::from_secs(60))?.burst(20_000)?;
-    /// assert_eq!(tokens.to_string(), "80000/60s");
+    /// assert_eq!(tokens.to_string(), "80000/60s,burst=20000");
     /// # Ok(()) }
     /// ```
     pub fn burst(mut self, units: u64) -> Result<Self, ConfigError> {
@@ -188,10 +194,11 @@ impl Budget {
     }
 }
 
-/// Such as `80000/60s`.
+/// Such as `80000/60s`, or with a burst `80000/60s,burst=20000`.
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{:?}", self.amount, self.per)
+        write!(f, "{}/{:?}", self.amount, self.per)?;
+        if self.burst < self.amount { write!(f, ",burst={}", self.burst) } else { Ok(()) }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::ask::Estimate;
+use crate::budget::Budget;
 #[cfg(doc)]
 use crate::policy::OnUnavailable;
 #[doc(inline)]
@@ -197,12 +198,22 @@ pub(crate) struct Beside {
     pub(crate) further: Option<(Arc<str>, u32)>,
     /// The budget that kept the request back, as far as is known, and what it was estimated to use of it.
     pub(crate) budget: Option<Estimate>,
+    /// Whether the request takes of a budget.
+    pub(crate) has_budgets: bool,
+}
+
+/// What allowed no start, though there were permits.
+pub(crate) enum ByTime<'a> {
+    Rate,
+    Budget(Option<&'a Estimate>),
+    /// Which of several is not known.
+    Either,
 }
 
 impl Beside {
     /// `None` if there are none.
     pub(crate) fn boxed(self) -> Option<Box<Self>> {
-        let is_any = self.rate.is_some() || self.further.is_some() || self.budget.is_some();
+        let is_any = self.rate.is_some() || self.further.is_some() || self.has_budgets;
         is_any.then(|| Box::new(self))
     }
 }
@@ -253,8 +264,7 @@ impl Rejected {
     /// ```
     #[must_use]
     pub fn limit_name(&self) -> Option<&str> {
-        let budget = || self.budget().filter(|_| !self.waited_in_vain());
-        self.further().map(|(name, _)| name).or_else(|| budget().map(|of| of.budget.name()))
+        self.further().map(|(name, _)| name).or_else(|| Some(self.budget()?.name()))
     }
 
     /// The further limit that was full, with its cap.
@@ -324,25 +334,58 @@ impl Rejected {
         self.queue.as_ref()?.expected_wait
     }
 
-    /// The budget that kept the request back, as far as is known, and what it was estimated to use.
-    pub(crate) fn budget(&self) -> Option<&Estimate> {
-        self.beside.as_ref()?.budget.as_ref()
+    /// Returns the budget that kept the request back: for the reason [`Budget`](RejectReason::Budget), or
+    /// [`CostTooHigh`](RejectReason::CostTooHigh) for an estimate above its burst; and where the request waited in vain and
+    /// only this one can have been it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Rejected;
+    ///
+    /// fn used_up(rejected: &Rejected) -> Option<&str> {
+    ///     rejected.budget().map(|budget| budget.name())
+    /// }
+    /// ```
+    #[must_use]
+    pub fn budget(&self) -> Option<&Budget> {
+        self.estimate().map(|of| &of.budget)
+    }
+
+    /// The same with what the request was estimated to use.
+    pub(crate) fn estimate(&self) -> Option<&Estimate> {
+        let beside = self.beside.as_ref()?;
+        let is_sure = !self.waited_in_vain() || beside.rate.is_none() && self.ends_in.is_some();
+        beside.budget.as_ref().filter(|_| is_sure)
     }
 
     const fn waited_in_vain(&self) -> bool {
         matches!(self.reason, RejectReason::QueueTimeout | RejectReason::QueueFull)
     }
 
-    /// Whether the rate kept the request back, as far as is known.
-    pub(crate) fn is_of_rate(&self) -> bool {
-        self.reason == RejectReason::Rate
-            || self.waited_in_vain() && self.rate().is_some() && self.ends_in.is_some()
+    /// Whether permits are free, and the request may not wait for those ahead of it.
+    pub(crate) fn is_behind_others(&self) -> bool {
+        let fits = |in_use: u64| in_use + u64::from(self.cost) <= u64::from(self.limit);
+        self.reason == RejectReason::Limit
+            && self.in_use.is_some_and(fits)
+            && self.waiting.is_some_and(|waiting| waiting > 0)
     }
 
-    /// Whether a budget did. Of a request that waited in vain and has both, either may have.
-    pub(crate) fn is_of_budget(&self) -> bool {
-        matches!(self.reason, RejectReason::Budget(_))
-            || self.waited_in_vain() && self.budget().is_some() && self.ends_in.is_some()
+    /// What kept the request back that time allows, as far as is known.
+    pub(crate) fn by_time(&self) -> Option<ByTime<'_>> {
+        match self.reason {
+            RejectReason::Rate => Some(ByTime::Rate),
+            RejectReason::Budget(_) => Some(ByTime::Budget(self.estimate())),
+            _ if !self.waited_in_vain() || self.ends_in.is_none() => None,
+            _ => match self.beside.as_deref()? {
+                Beside { rate: Some(_), has_budgets: false, .. } => Some(ByTime::Rate),
+                Beside { rate: None, budget: Some(budget), .. } => {
+                    Some(ByTime::Budget(Some(budget)))
+                }
+                Beside { has_budgets: true, .. } => Some(ByTime::Either),
+                _ => None,
+            },
+        }
     }
 
     /// A request that asks for one permit, has no tenant, and did not wait.
@@ -402,6 +445,9 @@ impl fmt::Display for Said<'_> {
             RejectReason::Limit if limit == 0 => write!(f, "the limit{of} is 0"),
             // The share of a process, in an outage.
             RejectReason::Limit if limit == u32::MAX => write!(f, "no permit{of} is free"),
+            RejectReason::Limit if self.rejected.is_behind_others() => {
+                write!(f, "other requests{of} wait, and are served first")
+            }
             RejectReason::Limit => write!(f, "all {limit} permits{of} are in use"),
             RejectReason::TenantLimit if each == Some(0) => {
                 write!(f, "the tenant may have no permits{of}")
@@ -421,18 +467,16 @@ impl fmt::Display for Said<'_> {
             RejectReason::Budget(_) => {
                 write!(f, "the ")?;
                 let budget = self.rejected.budget();
-                budget.map_or(Ok(()), |of| write!(f, "{} ", of.budget.name()))?;
+                budget.map_or(Ok(()), |budget| write!(f, "{} ", budget.name()))?;
                 write!(f, "budget{of} is used up")?;
-                budget.map_or(Ok(()), |of| write!(f, ", {}", of.budget))?;
+                budget.map_or(Ok(()), |budget| write!(f, ", {budget}"))?;
                 ends_in.map_or(Ok(()), |left| {
                     write!(f, "; it allows the request in {}", Seconds(left))
                 })
             }
             RejectReason::QueueFull => self.write_queue(f),
-            RejectReason::QueueTimeout
-                if self.rejected.is_of_rate() || self.rejected.is_of_budget() =>
-            {
-                self.write_no_start(f)
+            RejectReason::QueueTimeout if let Some(by) = self.rejected.by_time() => {
+                self.write_no_start(&by, f)
             }
             RejectReason::QueueTimeout => {
                 let is_tenant_full = self.rejected.is_tenant_full;
@@ -499,7 +543,7 @@ impl Said<'_> {
 
     fn write_cost(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (&Rejected { cost, limit, each, .. }, of) = (self.rejected, Named("of", self.name));
-        if let Some(Estimate { budget, units }) = self.rejected.budget() {
+        if let Some(Estimate { budget, units }) = self.rejected.estimate() {
             let (name, most) = (budget.name(), budget.burst_amount());
             return write!(
                 f,
@@ -521,17 +565,19 @@ impl Said<'_> {
     }
 
     /// A permit may have been free all the time.
-    fn write_no_start(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_no_start(&self, by: &ByTime<'_>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let &Rejected { waited, ends_in, .. } = self.rejected;
-        let (of, rate, budget) =
-            (Named("of", self.name), self.rejected.rate(), self.rejected.budget());
-        if rate.is_some() || budget.is_none() {
-            write!(f, "the rate{of}")?;
-            rate.map_or(Ok(()), |rate| write!(f, ", {rate},"))?;
-        }
-        if let Some(Estimate { budget, .. }) = budget {
-            let or = if rate.is_some() { " or " } else { "" };
-            write!(f, "{or}the {} budget{of}, {budget},", budget.name())?;
+        let of = Named("of", self.name);
+        match by {
+            ByTime::Rate => {
+                write!(f, "the rate{of}")?;
+                self.rejected.rate().map_or(Ok(()), |rate| write!(f, ", {rate},"))?;
+            }
+            ByTime::Budget(Some(Estimate { budget, .. })) => {
+                write!(f, "the {} budget{of}, {budget},", budget.name())?;
+            }
+            ByTime::Budget(None) => write!(f, "a budget{of}")?,
+            ByTime::Either => write!(f, "the rate or a budget{of}")?,
         }
         write!(f, " allowed no start {}", Within(waited))?;
         ends_in.map_or(Ok(()), |left| write!(f, "; the next can in {}", Seconds(left)))

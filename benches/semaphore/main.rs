@@ -98,7 +98,7 @@ impl Context {
 
 type Case = fn(&mut Context);
 
-const CASES: [(&str, Case); 22] = [
+const CASES: [(&str, Case); 23] = [
     ("counts", counts::run),
     ("layer", layer::run),
     ("threads", threads::run),

@@ -11,7 +11,7 @@ use axum::http::{HeaderName, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use tower::{Layer, Service, ServiceExt};
-use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Semaphore};
+use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Permit, Semaphore};
 
 use super::access_log::Journey;
 use super::args::{Args, Rule};
@@ -224,6 +224,8 @@ impl Link {
         let response = {
             let in_force = link.in_force();
             if let Some(what) = in_force.rule.bad_field(&request) {
+                // It goes no further, so the rules before used nothing.
+                request.extensions().get::<Permit>().into_iter().for_each(Permit::unused);
                 return problem(StatusCode::BAD_REQUEST, &what);
             }
             // It has its place in the queue from the call on: a reload comes before that, or finds it there.

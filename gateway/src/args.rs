@@ -130,8 +130,9 @@ pub(crate) struct Rule {
     also: Vec<Also>,
 
     /// A budget of each key, such as tokens=80000/60s, or with the most that may be used at once
-    /// tokens=80000/60s,burst=20000; up to two. Each request takes its --estimate, and waits for that
-    #[arg(long, value_name = "NAME=N/TIME", value_parser = budgets::budget)]
+    /// tokens=80000/60s,burst=20000; up to two. It refills evenly, so a minute can have the burst and the amount. Each request
+    /// takes its --estimate, and waits for that: see --wait
+    #[arg(long, value_name = "NAME=N/TIME[,burst=N]", value_parser = budgets::budget)]
     #[serde(deserialize_with = "budgets::budgets_of_file")]
     budget: Vec<Budget>,
 
@@ -142,8 +143,8 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "budgets::estimates_of_file")]
     estimate: Vec<For<EstimateSource>>,
 
-    /// The header of responses that says what was truly used of the --budget. It replaces the estimate once the permit is
-    /// given back
+    /// The header of responses that says what was truly used of the --budget, with two budgets NAME=header:NAME. It replaces
+    /// the estimate once the permit is given back. Without it 429 and 503 of the upstream used nothing
     #[arg(long, value_name = "header:NAME", value_parser = budgets::field)]
     #[serde(deserialize_with = "budgets::settle_of_file")]
     settle: Vec<For<HeaderName>>,
@@ -432,8 +433,7 @@ impl Rule {
         let mut limits = self.limit.iter().chain(self.limit_for.iter().map(|(_, limit)| limit));
         let is_unlimited = self.rate.is_none() && self.adaptive.is_none() && self.budget.is_empty();
         if is_unlimited && limits.all(|limit| *limit == Limit::Unlimited) {
-            let what =
-                "without a limit there is nothing to pause; set a limit of permits, or a rate";
+            let what = "without a limit there is nothing to pause; set a limit of permits, a rate or a budget";
             return Err(("pause-on", what.to_owned()));
         }
         Ok(())

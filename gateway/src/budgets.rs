@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use axum::http::{HeaderMap, HeaderName};
 use serde::Deserializer;
-use tower_semaphore::feedback::Head;
+use tower_semaphore::feedback;
 use tower_semaphore::limit::ConcurrencyLimitBuilder;
 use tower_semaphore::{Ask, Budget};
 
@@ -157,8 +157,9 @@ impl Budgets<'_> {
                 Some(name) if self.budgets.iter().all(|budget| budget.name() != name) => {
                     format!("no budget is called {name:?}; expected the name of one")
                 }
-                _ if !seen.insert(budget) || (budget.is_some() && seen.contains(&None)) => {
-                    "a budget is named twice; expected each once".to_owned()
+                // Without a name it is for the only one.
+                _ if !seen.insert(budget) || (self.budgets.len() == 1 && seen.len() > 1) => {
+                    "it is said twice of a budget; expected once".to_owned()
                 }
                 _ => continue,
             };
@@ -182,19 +183,18 @@ impl Budgets<'_> {
             builder = builder.budget(budget.clone(), move |parts| {
                 units(&parts.headers, &source).unwrap_or(u64::MAX)
             });
-            if let Some(field) = find(self.settle, budget).cloned() {
-                builder = builder.settle_by(budget.name(), number_in(field));
-            }
+            let used = find(self.settle, budget).cloned().map(feedback::header_number);
+            builder = builder.settle_by(budget.name(), move |head| {
+                let said = used.as_ref().and_then(|used| used(head));
+                // What a provider refuses uses nothing.
+                said.or_else(|| matches!(head.status.as_u16(), 429 | 503).then_some(0))
+            });
             if let Some(field) = find(self.left, budget).cloned() {
-                builder = builder.left_by(budget.name(), number_in(field));
+                builder = builder.left_by(budget.name(), feedback::header_number(field));
             }
         }
         builder
     }
-}
-
-fn number_in(field: HeaderName) -> impl Fn(Head<'_>) -> Option<u64> + Send + Sync + 'static {
-    move |head| digits(head.headers.get(&field)?.to_str().ok()?)
 }
 
 /// Digits alone: no sign.
@@ -210,9 +210,11 @@ fn units(headers: &HeaderMap, source: &EstimateSource) -> Result<u64, String> {
         EstimateSource::Header(name, without) => match (headers.get(name), without) {
             (None, Some(units)) => Ok(*units),
             (None, None) => Err(format!("{name}: missing; expected a whole number")),
-            (Some(value), _) => value.to_str().ok().and_then(digits).ok_or_else(|| {
-                format!("{name}: {value:?} cannot be used; expected a whole number")
-            }),
+            (Some(value), _) => value
+                .to_str()
+                .ok()
+                .and_then(digits)
+                .ok_or_else(|| format!("{name}: not a whole number of up to 19 digits")),
         },
     }
 }
@@ -294,7 +296,7 @@ mod tests {
         assert_eq!(units(&headers, &without), Ok(12));
         for text in ["", "-1", "+1", "1.5", "many", "99999999999999999999"] {
             headers.insert(TOKENS, text.parse().unwrap());
-            assert!(units(&headers, &with).unwrap_err().contains("cannot be used"), "{text}");
+            assert!(units(&headers, &with).unwrap_err().contains("not a whole number"), "{text}");
         }
     }
 
@@ -323,8 +325,9 @@ mod tests {
                 "budget: what a request uses of the a budget is not said; set estimate, too",
             ),
             (&[a], &["b=1"], &[], "estimate: no budget is called \"b\"; expected the name of one"),
-            (&[a], &["1", "2"], &[], "estimate: a budget is named twice; expected each once"),
-            (&[a], &["1", "a=2"], &[], "estimate: a budget is named twice; expected each once"),
+            (&[a], &["1", "2"], &[], "estimate: it is said twice of a budget; expected once"),
+            (&[a], &["1", "a=2"], &[], "estimate: it is said twice of a budget; expected once"),
+            (&[a], &["a=2", "1"], &[], "estimate: it is said twice of a budget; expected once"),
         ] {
             assert_eq!(check(budgets, estimates, settle), Err(said.to_owned()));
         }

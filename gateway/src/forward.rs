@@ -148,10 +148,13 @@ impl Forward {
             }
             Err(failure) => {
                 // The response says nothing of that to the layers of the rules.
-                if failure.is_broken_off()
-                    && let Some(permit) = permit
-                {
-                    permit.break_off();
+                if let Some(permit) = permit {
+                    if failure.is_broken_off() {
+                        permit.break_off();
+                    }
+                    if matches!(failure, Failure::Connect(_) | Failure::BadPath) {
+                        permit.unused();
+                    }
                 }
                 self.failed(failure)
             }

@@ -183,6 +183,13 @@ impl Used {
         Self(charges.charges.map(|charge| charge.map_or_else(UsedOf::default, used_of)))
     }
 
+    /// Nothing.
+    #[must_use]
+    pub fn nothing(charges: Charges) -> Self {
+        let is_any = |charge: Option<Charge>| charge.map(|_| UsedOf::default()).unwrap_or_default();
+        Self(charges.charges.map(is_any))
+    }
+
     /// The same, where this is said of the budget of this index.
     #[must_use]
     pub fn with(mut self, index: usize, UsedOf { used, ahead }: UsedOf) -> Self {

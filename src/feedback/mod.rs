@@ -70,36 +70,30 @@ pub enum Feedback {
     TooMany,
 }
 
-/// Returns a reader of a whole number in this header field, such as how many tokens a response used:
-/// [`settle_by`](crate::limit::ConcurrencyLimitBuilder::settle_by). It finds nothing where the field is missing, or is
-/// anything else than decimal digits.
-///
-/// # Panics
-///
-/// If the text is no name of a header field.
+/// Returns a reader of the whole number in this header field, such as how many tokens a response used, for
+/// [`settle_by`](crate::limit::ConcurrencyLimitBuilder::settle_by) and
+/// [`left_by`](crate::limit::ConcurrencyLimitBuilder::left_by). It finds nothing where the field is missing, or is anything
+/// else than decimal digits.
 ///
 /// # Examples
 ///
 /// ```
-/// use http::Response;
+/// use http::{HeaderName, Response};
 /// use tower_semaphore::feedback::{self, Head};
 ///
 /// # fn main() -> Result<(), http::Error> {
-/// let response = Response::builder().header("x-used-tokens", "1950").body(())?;
-/// assert_eq!(feedback::number("x-used-tokens")(Head::of(&response)), Some(1950));
+/// const LEFT: HeaderName = HeaderName::from_static("x-ratelimit-remaining-tokens");
+/// let response = Response::builder().header(LEFT, "1950").body(())?;
+/// assert_eq!(feedback::header_number(LEFT)(Head::of(&response)), Some(1950));
 /// # Ok(()) }
 /// ```
-pub fn number(
-    field: &'static str,
+pub fn header_number(
+    field: HeaderName,
 ) -> impl Fn(Head<'_>) -> Option<u64> + Clone + Send + Sync + 'static {
-    let field = HeaderName::from_static(field);
-    move |head| number_in(head, &field)
-}
-
-/// The same for a field whose name is not known in advance.
-pub(crate) fn number_in(head: Head<'_>, field: &HeaderName) -> Option<u64> {
-    let text = head.headers.get(field)?.to_str().ok()?.trim();
-    text.parse().ok().filter(|_| text.bytes().all(|c| c.is_ascii_digit()))
+    move |head| {
+        let text = head.headers.get(&field)?.to_str().ok()?.trim();
+        text.parse().ok().filter(|_| text.bytes().all(|c| c.is_ascii_digit()))
+    }
 }
 
 impl Feedback {

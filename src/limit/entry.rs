@@ -145,7 +145,8 @@ impl<B> Entry for HttpEntry<B> {
             parts.extensions.insert(WouldRefuse::clone(would));
         }
         let Call { parts, body } = self.call.take()?;
-        held.permit.begin(self.inside.take(), !settings.policy.linger.is_zero());
+        let has_budgets = !settings.config.fair.budgets.is_empty();
+        held.permit.begin(self.inside.take(), !settings.policy.linger.is_zero() || has_budgets);
         Some(Request::from_parts(parts, body))
     }
 

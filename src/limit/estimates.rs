@@ -90,9 +90,14 @@ pub(super) fn complete(
                 "{method} is set for {name:?}, and no budget is called that; set budget, too"
             )));
         };
-        match says {
-            Says::Used => of.used = Some(reader),
-            Says::Left => of.left = Some(reader),
+        let slot = match says {
+            Says::Used => &mut of.used,
+            Says::Left => &mut of.left,
+        };
+        if slot.replace(reader).is_some() {
+            return Err(ConfigError::new(format!(
+                "a reader of responses is set twice for the {name} budget; expected one settle_by and one left_by"
+            )));
         }
     }
     Ok(())

@@ -96,7 +96,7 @@ impl Fair {
         if self.is_set() && limit == Some(Limit::Unlimited) && !counts {
             let name = if self.tenant.is_some() { "fair_by" } else { "cost_by" };
             return Err(ConfigError::new(format!(
-                "{name} is set on an unlimited layer, which counts nothing; set a limit of permits, or a rate"
+                "{name} is set on an unlimited layer, which counts nothing; set a limit of permits, a rate, a further limit or a budget"
             )));
         }
         if self.plan.is_some() {

@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Ver
 
 use super::refusal::{Refusal, RefusalReason};
 use super::refusal_response::RefusalBody;
+use crate::error::ByTime;
 
 // Messages are constant ASCII texts without counts, so nothing has to be percent-encoded.
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -160,12 +161,11 @@ fn message(refusal: &Refusal) -> &'static str {
             "queue_full: the tenant's queue is full"
         }
         RefusalReason::QueueFull => "queue_full: the queue is full",
-        RefusalReason::QueueTimeout if refusal.is_of_rate() => {
-            "queue_timeout: the rate allowed no start in time"
-        }
-        RefusalReason::QueueTimeout if refusal.is_of_budget() => {
-            "queue_timeout: a budget allowed no start in time"
-        }
+        RefusalReason::QueueTimeout if let Some(by) = refusal.by_time() => match by {
+            ByTime::Rate => "queue_timeout: the rate allowed no start in time",
+            ByTime::Budget(_) => "queue_timeout: a budget allowed no start in time",
+            ByTime::Either => "queue_timeout: the rate or a budget allowed no start in time",
+        },
         RefusalReason::QueueTimeout if refusal.is_tenant_full() => {
             "queue_timeout: none of the permits that the tenant may have came free in time"
         }

@@ -16,6 +16,7 @@ pub(super) struct HeldPermit {
     permit: Option<Permit>,
     /// On whose connection, if that is known: it is looked at as long as this is here.
     inside: Option<Inside>,
+    /// Or what happens further in says whether it used anything of its budgets.
     lingers: bool,
     /// Bytes of the body that are still to come, where `content-length` says it. A server does not poll the body
     /// after the last of them.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::refusal::{Refusal, RefusalReason};
 use super::refusal_response::RefusalBody;
-use crate::error::{QUARANTINE, Rejected, Seconds, Within};
+use crate::error::{ByTime, QUARANTINE, Rejected, Seconds, Within};
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -105,8 +105,10 @@ impl Refusal {
             }
             RefusalReason::QueueFull => "Too many requests are waiting",
             _ if !self.reason.is_full() => self.status.canonical_reason().unwrap_or("Refused"),
-            _ if self.is_of_rate() => "Too many requests have started lately",
-            _ if self.is_of_budget() => "Too much of a budget is used",
+            _ if let Some(by) = self.by_time() => match by {
+                ByTime::Rate | ByTime::Either => "Too many requests have started lately",
+                ByTime::Budget(_) => "Too much of a budget is used",
+            },
             _ if self.is_tenant_full() => "Too many requests of the tenant are in flight",
             _ => "Too many requests are in flight",
         }
@@ -118,6 +120,11 @@ impl Refusal {
         Some(match self.reason {
             RefusalReason::Limit if self.rejected.as_ref().is_some_and(|of| of.limit == 0) => {
                 format!("the limit of {policy} is 0")
+            }
+            RefusalReason::Limit
+                if self.rejected.as_ref().is_some_and(Rejected::is_behind_others) =>
+            {
+                format!("other requests wait for {policy}, and are served first")
             }
             RefusalReason::Limit => format!("all permits of {policy} are in use"),
             RefusalReason::TenantLimit if self.each() == Some(0) => {
@@ -136,11 +143,14 @@ impl Refusal {
                 format!("the tenant's queue for {policy} is full")
             }
             RefusalReason::QueueFull => format!("the queue of {policy} is full"),
-            RefusalReason::QueueTimeout if self.is_of_rate() => {
-                format!("the rate of {policy} allowed no start {waited}")
-            }
-            RefusalReason::QueueTimeout if self.is_of_budget() => {
-                format!("a budget of {policy} allowed no start {waited}")
+            RefusalReason::QueueTimeout if let Some(by) = self.by_time() => {
+                let what = match by {
+                    ByTime::Rate => "the rate".to_owned(),
+                    ByTime::Budget(Some(of)) => format!("the {} budget", of.budget.name()),
+                    ByTime::Budget(None) => "a budget".to_owned(),
+                    ByTime::Either => "the rate or a budget".to_owned(),
+                };
+                format!("{what} of {policy} allowed no start {waited}")
             }
             RefusalReason::QueueTimeout if self.is_tenant_full() => format!(
                 "none of the permits of {policy} that the tenant may have came free {waited}"
@@ -199,9 +209,8 @@ impl Refusal {
             Some(rejected) if let Some(limit) = rejected.limit_name() => {
                 Some(format!("{policy}/{limit}"))
             }
-            _ if self.is_of_rate() => Some(format!("{policy}/rate")),
-            Some(rejected) if let Some(of) = rejected.budget().filter(|_| self.is_of_budget()) => {
-                Some(format!("{policy}/{}", of.budget.name()))
+            Some(rejected) if let Some(ByTime::Rate) = rejected.by_time() => {
+                Some(format!("{policy}/rate"))
             }
             Some(rejected) if rejected.limit == u32::MAX => None,
             _ => Some(policy.to_string()),
@@ -229,13 +238,13 @@ impl Refusal {
         if let Some((limit, cap)) = rejected.further() {
             policies.push(format!("\"{policy}/{limit}\";q={cap};{unit}"));
         }
-        if let Some(budget) = rejected.budget().map(|of| &of.budget) {
+        if let Some(budget) = rejected.budget() {
             let per = Some(budget.per()).filter(|per| per.subsec_nanos() == 0);
             let per = per.map_or_else(String::new, |per| format!(";w={}", per.as_secs()));
             policies.push(format!("\"{policy}/{}\";q={}{per}", budget.name(), budget.amount()));
         }
-        let is_of_time = self.is_of_rate() || self.is_of_budget();
-        let next = rejected.ends_in.filter(|_| is_of_time && !self.is_tenant_full());
+        let is_of_time = rejected.by_time().is_some() && !self.is_tenant_full();
+        let next = rejected.ends_in.filter(|_| is_of_time);
         let next = next.map(|left| format!(";t={}", left.as_secs_f64().ceil())).unwrap_or_default();
         // What is left of the limit would show what other tenants use.
         let left = self.violated().map(|violated| format!("\"{violated}\";r=0{next}"));

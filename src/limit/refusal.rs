@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{HeaderName, StatusCode};
 
 use super::builder::RETRY_AFTER_MAX;
-use crate::error::{AcquireError, BackendError, RejectReason, Rejected};
+use crate::error::{AcquireError, BackendError, ByTime, RejectReason, Rejected};
 use crate::name::Name;
 
 /// Clients that are refused in a pause come back within this part of it after its end: the longer it lasts, the more they
@@ -80,7 +80,7 @@ pub enum RefusalReason {
     /// A [further limit](super::ConcurrencyLimitBuilder::also) of the request is full, and the layer lets no request wait;
     /// [`Rejected::limit_name`] says which.
     FurtherLimit,
-    /// The request asks for more permits than it could ever have: see
+    /// The request asks for more permits than it could ever have, or is estimated to use more of a budget: see
     /// [`RejectReason::CostTooHigh`]. The status is always 400.
     CostTooHigh,
     /// As many requests have started lately as the [rate](super::ConcurrencyLimitBuilder::rate) allows, and the layer
@@ -272,14 +272,9 @@ impl Refusal {
         self.rejected.as_ref().map(|rejected| rejected.waited).or(self.waited_for_lost)
     }
 
-    /// Whether the rate kept the request back, as far as is known.
-    pub(super) fn is_of_rate(&self) -> bool {
-        self.rejected.as_ref().is_some_and(Rejected::is_of_rate)
-    }
-
-    /// Whether a budget did.
-    pub(super) fn is_of_budget(&self) -> bool {
-        self.rejected.as_ref().is_some_and(Rejected::is_of_budget)
+    /// What kept the request back that time allows, as far as is known.
+    pub(super) fn by_time(&self) -> Option<ByTime<'_>> {
+        self.rejected.as_ref()?.by_time()
     }
 
     /// How soon the reason ends, if that is known.

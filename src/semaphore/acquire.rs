@@ -225,7 +225,8 @@ impl Acquire {
                     waited: self.began.elapsed(),
                     is_tenant_full,
                     ends_in,
-                    beside: Beside { rate, further, budget }.boxed(),
+                    beside: Beside { rate, further, budget, has_budgets: place.has_budgets() }
+                        .boxed(),
                     queue: QueueSeen {
                         ahead,
                         expected_wait,
@@ -324,7 +325,8 @@ impl Semaphore {
             let budget = ask.estimates().iter().find(too_high).cloned();
             AcquireError::Rejected(Rejected {
                 has_tenant: ask.tenant().is_some(),
-                beside: Beside { rate: None, further, budget }.boxed(),
+                beside: Beside { rate: None, further, has_budgets: budget.is_some(), budget }
+                    .boxed(),
                 ..rejected
             })
         })

@@ -360,10 +360,11 @@ impl Permit {
     /// once the last clone is dropped, in the same step as the release; until then, the last report counts. Without one the
     /// estimate stands, as after a crash.
     ///
-    /// What a request used beyond its estimate is charged until the budget is twice its burst behind: a report that is wrong
-    /// stops it for no longer than it takes to refill.
+    /// What a request used beyond its estimate is charged until the budget is twice its burst behind. Then one report that is
+    /// wrong stops all requests for as long as a burst takes to refill, and large ones for twice as long.
     ///
-    /// Returns whether the request, or one [further out](Self::outer), has a budget with this name: all that do are settled.
+    /// Settles all budgets with this name, those of requests [further out](Self::outer), too. Returns whether there is one: not
+    /// for a permit that is lost or released.
     ///
     /// # Examples
     ///
@@ -387,11 +388,43 @@ impl Permit {
         self.places().filter(|place| place.settle(budget, used)).count() > 0
     }
 
+    /// Says that the request used nothing of its [budgets](crate::Budget): it never reached its provider. The same as
+    /// [`settle`](Self::settle) with 0 for each, also of requests [further out](Self::outer).
+    ///
+    /// A layer does this for a request that a layer further in rejected, if no attempt at it was passed on.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{Ask, Budget, Policy, Semaphore};
+    ///
+    /// # async fn connect() -> Result<(), std::io::Error> { Err(std::io::ErrorKind::ConnectionRefused.into()) }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let tokens = Budget::new("tokens", 80_000, Duration::from_secs(60))?;
+    /// let ask = || Ask::of("openai").estimate(&tokens, 50_000);
+    /// let permit = semaphore.acquire(ask(), &Policy::new(10)).await?;
+    /// if connect().await.is_err() {
+    ///     permit.unused();
+    /// }
+    /// drop(permit);
+    /// assert!(semaphore.try_acquire(ask(), &Policy::new(10)).await.is_ok());
+    /// # Ok(()) }
+    /// ```
+    pub fn unused(&self) {
+        self.places().for_each(PlaceHandle::unused);
+    }
+
     /// Says how much of the [budget](crate::Budget) with this name is left by its provider, in its units, as a response says
     /// it. Others may use the same account, so once the last clone is dropped, no more is left than that, less the time since
     /// in which it refills; a provider never raises what is left. The last report counts.
     ///
-    /// Returns whether the request, or one [further out](Self::outer), has a budget with this name.
+    /// Use it for providers that fill a bucket. One that counts each minute by itself says 0 until the next one begins, and
+    /// the budget then refills for as long as it does from nothing.
+    ///
+    /// Returns whether there is a budget with this name, as [`settle`](Self::settle) does.
     ///
     /// # Examples
     ///

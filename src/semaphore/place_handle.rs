@@ -367,10 +367,17 @@ impl PlaceHandle {
         let estimates = self.estimates.as_ref()?;
         match reason {
             RejectReason::Budget(index) => estimates.get(usize::from(index)),
-            RejectReason::QueueTimeout | RejectReason::QueueFull => estimates.first(),
+            RejectReason::QueueTimeout | RejectReason::QueueFull if estimates.len() == 1 => {
+                estimates.first()
+            }
             _ => None,
         }
         .cloned()
+    }
+
+    /// Returns whether the request takes of a budget.
+    pub(super) const fn has_budgets(&self) -> bool {
+        self.estimates.is_some()
     }
 
     /// Returns the index of the budget with this name.
@@ -379,20 +386,25 @@ impl PlaceHandle {
         estimates.iter().enumerate().find(|(_, of)| of.budget.name() == name)
     }
 
-    /// Notes what the request used of the budget with this name. Returns whether it has that.
+    /// Notes that the request used nothing of its budgets.
+    pub(super) fn unused(&self) {
+        for index in 0..self.estimates.as_ref().map_or(0, |estimates| estimates.len()) {
+            self.shared.lock().session.handle_used(self.index, index, 0);
+        }
+    }
+
+    /// Notes what the request used of the budget with this name. Returns whether that counts.
     pub(super) fn settle(&self, name: &str, used: u64) -> bool {
         let Some((index, of)) = self.budget(name) else { return false };
         let used = of.budget.time_of(used);
-        self.shared.lock().session.handle_used(self.index, index, used);
-        true
+        self.shared.lock().session.handle_used(self.index, index, used)
     }
 
-    /// Notes how much is left of the budget with this name, by its provider. Returns whether the request has that.
+    /// Notes how much is left of the budget with this name, by its provider. Returns whether that counts.
     pub(super) fn left(&self, name: &str, left: u64) -> bool {
         let Some((index, of)) = self.budget(name) else { return false };
         let (ahead, now) = (of.budget.time_to_full(left), self.node().now());
-        self.shared.lock().session.handle_ahead(self.index, index, ahead, now);
-        true
+        self.shared.lock().session.handle_ahead(self.index, index, ahead, now)
     }
 
     /// Returns whether there are other handles on the place.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response, StatusCode};
+use http::{HeaderName, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -386,8 +386,8 @@ async fn a_wait_in_vain_for_a_budget_says_so() {
 async fn responses_and_handlers_settle() {
     let semaphore = Semaphore::in_memory();
     let layer = builder(&semaphore)
-        .settle_by("tokens", feedback::number("x-used"))
-        .left_by("tokens", feedback::number("x-left"))
+        .settle_by("tokens", feedback::header_number(HeaderName::from_static("x-used")))
+        .left_by("tokens", feedback::header_number(HeaderName::from_static("x-left")))
         .build()
         .unwrap();
     for (says, used) in [
@@ -429,14 +429,90 @@ async fn what_cannot_be_meant_is_an_error_of_the_builder() {
         "a budget and a further limit are called \"tokens\"; expected a name for each"
     );
     assert_eq!(
-        error(own().settle_by("bytes", feedback::number("x-used"))),
+        error(own().settle_by("bytes", feedback::header_number(HeaderName::from_static("x-used")))),
         "settle_by is set for \"bytes\", and no budget is called that; set budget, too"
     );
-    assert!(error(own().left_by("bytes", feedback::number("x"))).starts_with("left_by is set"));
+    assert!(
+        error(own().left_by("bytes", feedback::header_number(HeaderName::from_static("x"))))
+            .starts_with("left_by is set")
+    );
     let reuse = own().wait_timeout(SECOND).reuse(true);
     assert!(error(reuse).starts_with("reuse is set beside a budget"));
     let unlimited = ConcurrencyLimitLayer::builder(&semaphore, "llm").limit(Limit::Unlimited);
     assert!(unlimited.budget(hundred(1), estimate).build().is_ok(), "the budget counts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_a_layer_further_in_rejects_uses_nothing() {
+    let semaphore = Semaphore::in_memory();
+    let (outer, policy) = (builder(&semaphore).build().unwrap(), Policy::new(1));
+    let inner = ConcurrencyLimitLayer::builder(&semaphore, "inner").limit(1);
+    let inner = inner.wait_timeout(Duration::ZERO).build().unwrap();
+    let held = semaphore.acquire("inner", &policy).await.unwrap();
+    let service = service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"x"))))
+    });
+    let service = outer.layer(inner.layer(service));
+    let call = async |tokens: u64| {
+        let request = Request::builder().header("x-tokens", tokens).body(()).unwrap();
+        service.clone().oneshot(request).await.unwrap().status()
+    };
+    for _ in 0..5 {
+        assert_eq!(call(80).await, StatusCode::TOO_MANY_REQUESTS);
+    }
+    assert_eq!(semaphore.inspect("llm").await.unwrap().budgets[0].left(), Some(100));
+    drop(held);
+    assert_eq!(call(80).await, StatusCode::OK);
+    assert_eq!(call(80).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(semaphore.inspect("llm").await.unwrap().budgets[0].left(), Some(20));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rejection_behind_others_does_not_say_that_all_permits_are_in_use() {
+    let semaphore = Semaphore::in_memory();
+    let (tokens, policy) =
+        (hundred(100), Policy::builder(10).wait_timeout(50 * SECOND).build().unwrap());
+    drop(semaphore.acquire(asks(&tokens, 100), &policy).await.unwrap());
+    let waits = tokio::spawn(semaphore.acquire(asks(&tokens, 40), &policy));
+    waiting(&semaphore, "x", 1).await;
+    let rejected = rejected(&semaphore, Ask::of("x")).await;
+    assert_eq!(rejected.reason, RejectReason::Limit);
+    let said = AcquireError::Rejected(rejected).to_string();
+    assert_eq!(said, "other requests wait, and are served first");
+    drop(waits.await.unwrap().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_in_vain_is_told_what_it_waited_for_if_only_one_can_be_it() {
+    let semaphore = Semaphore::in_memory();
+    let wait = |rate: bool| {
+        let policy = Policy::builder(10).wait_timeout(SECOND);
+        let policy = if rate { policy.rate(50, SECOND) } else { policy };
+        policy.build().unwrap()
+    };
+    let (tokens, input) = (hundred(1000), Budget::new("input", 9, SECOND).unwrap());
+    drop(semaphore.acquire(asks(&tokens, 90), &wait(false)).await.unwrap());
+    for (ask, rate, name, said) in [
+        (
+            asks(&tokens, 20),
+            false,
+            Some("tokens"),
+            "the tokens budget, 100/1000s, allowed no start",
+        ),
+        (asks(&tokens, 20), true, None, "the rate or a budget allowed no start"),
+        (
+            asks(&tokens, 20).estimate(&input, 1),
+            false,
+            None,
+            "the rate or a budget allowed no start",
+        ),
+    ] {
+        let rejected = rejection(semaphore.acquire(ask, &wait(rate)).await);
+        assert_eq!(rejected.reason, RejectReason::QueueTimeout);
+        assert_eq!(rejected.budget().map(Budget::name), name);
+        let text = AcquireError::Rejected(rejected).to_string();
+        assert!(text.starts_with(said), "{text}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -199,6 +199,7 @@ struct Terms {
     /// Whether tenants have caps, or requests further limits.
     is_capped: bool,
     /// Its requests start by time.
+    /// Whether time keeps some of its requests back: they have a rate or a budget.
     is_rated: bool,
 }
 
@@ -327,7 +328,8 @@ impl Checker {
                             .max()
                             .unwrap_or(0),
                         is_capped: asks.iter().any(|ask| ask.each > 0 || ask.also != [None; 2]),
-                        is_rated: policies(name).any(|policy| policy.rate.is_some()),
+                        is_rated: policies(name).any(|policy| policy.rate.is_some())
+                            || asks.iter().any(|ask| ask.budget.is_some()),
                     }
                 })
                 .collect(),

@@ -8,7 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::further;
-use tower_semaphore_protocol::{Claim, LINE_MAX, LineId, PlaceId, TICKET_MIN, Tenant};
+use tower_semaphore_protocol::{
+    Charge, Claim, LINE_MAX, LineId, PlaceId, TICKET_MIN, Tenant, Used,
+};
 
 /// A place, its lease end in ms, and its ticket while it waits.
 pub type Stored = (PlaceId, u64, Option<u64>);
@@ -30,6 +32,8 @@ pub struct Done<'a> {
     pub for_all: bool,
     /// The places that leave.
     pub leaving: &'a [PlaceId],
+    /// What those of them have used that say so.
+    pub used: &'a [(PlaceId, Used)],
     /// The newcomers, each with its proof.
     pub coming: &'a [(PlaceId, Option<u64>)],
     /// Whether the operation promotes.
@@ -51,6 +55,8 @@ pub struct Judge {
     latest: u64,
     /// The grants that count for a rate.
     starts: Vec<Start>,
+    /// When each budget is full again, in µs.
+    budgets: BTreeMap<u32, u64>,
     /// Whether a place has had further limits: then turns are not known any more.
     has_further: bool,
 }
@@ -274,7 +280,8 @@ impl Judge {
     pub fn judge(&mut self, done: &Done<'_>) -> Option<Breach> {
         self.has_further |= done.after.iter().any(|(id, ..)| further::has_further(id));
         if self.has_further {
-            return further::judge(done).or_else(|| self.start(done));
+            let charged = self.charge(done);
+            return further::judge(done).or_else(|| self.start(done)).or(charged);
         }
         let now = done.now;
         if done.promotes && done.for_all && done.limit > 0 {
@@ -336,7 +343,8 @@ impl Judge {
                 self.settle(&places, now);
             }
         }
-        breach = breach.or_else(|| self.start(done));
+        let charged = self.charge(done);
+        breach = breach.or_else(|| self.start(done)).or(charged);
         if done.promotes && !done.more && passed.is_empty() && breach.is_none() {
             breach = self.idle(&places, done);
         }
@@ -383,6 +391,57 @@ impl Judge {
             self.starts.push(Start { id: *id, at: done.now, from: end, until: end });
         }
         breach
+    }
+
+    /// Settles what places that leave have used, and charges the grants of this operation.
+    fn charge(&mut self, done: &Done<'_>) -> Option<Breach> {
+        let now = done.now;
+        let held: HashSet<PlaceId> = (done.before.iter())
+            .filter(|(.., ticket)| ticket.is_none())
+            .map(|(id, ..)| *id)
+            .collect();
+        for (id, used) in done.used.iter().filter(|(id, _)| held.contains(id)) {
+            for (charge, of) in id.charges().iter().zip(used.iter()) {
+                let full_at = self.budgets.entry(charge.number()).or_default();
+                let more = i128::from(of.used) - i128::from(charge.taken());
+                let begins = if more > 0 { (*full_at).max(now) } else { *full_at };
+                let most = i128::from(begins).max(i128::from(now + 2 * charge.burst()));
+                let settled = (i128::from(begins) + more).clamp(0, most);
+                *full_at = u64::try_from(settled).unwrap_or(u64::MAX);
+                if of.ahead > 0 {
+                    *full_at = (*full_at).max(now + of.ahead.min(charge.burst()));
+                }
+            }
+        }
+        // One that is full is forgotten, though the clock may step back.
+        self.budgets.retain(|_, full_at| *full_at > now);
+        let coming: HashMap<PlaceId, Option<u64>> = done.coming.iter().copied().collect();
+        let mut breach = None;
+        let holds = done.after.iter().filter(|(.., ticket)| ticket.is_none());
+        for (id, ..) in holds.filter(|(id, ..)| !held.contains(id)) {
+            let proof = coming.get(id).copied().flatten().filter(|proof| *proof < TICKET_MIN);
+            let passed = proof == Some(TICKET_MIN - 1);
+            if proof.is_some() && !passed {
+                continue;
+            }
+            for charge in id.charges().iter() {
+                let before = self.full_at(charge.number()).max(now);
+                let after = before + charge.taken();
+                if after > now + charge.burst() && !passed {
+                    let text = format!("{id} was granted, which takes {charge:?} from {before}");
+                    breach = breach.or(Some(("budget in the server", text)));
+                }
+                if charge.taken() > 0 {
+                    let most = before.max(now + 2 * charge.burst());
+                    self.budgets.insert(charge.number(), after.min(most));
+                }
+            }
+        }
+        breach
+    }
+
+    fn full_at(&self, number: u32) -> u64 {
+        self.budgets.get(&number).copied().unwrap_or(0)
     }
 
     fn started(&self, counts: impl Fn(&Start) -> bool) -> u64 {
@@ -467,7 +526,12 @@ impl Judge {
             let is_free = places.all < u64::from(done.limit);
             let may_start = |id: PlaceId| {
                 let count = self.started(|_| true) + u64::from(id.cost());
+                let allows = |charge: Charge| {
+                    let before = self.full_at(charge.number()).max(done.now);
+                    before + charge.taken() <= done.now + charge.burst()
+                };
                 id.rate().is_none_or(|rate| count <= u64::from(rate.starts()))
+                    && id.charges().iter().all(allows)
             };
             let fits = |id| done.fits(places, id) && may_start(id);
             !turn.aside && is_free && head.is_some_and(|(_, id)| fits(id))

@@ -114,7 +114,7 @@ fn out_of_order(done: &Done<'_>) -> Option<Breach> {
 
 /// A place waits that could have its permit. Where costs or limits differ, it may wait behind another.
 fn idle(done: &Done<'_>) -> Option<Breach> {
-    let is_alike = |id: &PlaceId| id.cost() == 1 && id.rate().is_none();
+    let is_alike = |id: &PlaceId| id.cost() == 1 && id.rate().is_none() && id.charges().is_empty();
     let rooms: HashSet<_> = done
         .after
         .iter()

@@ -350,6 +350,21 @@ pub struct AskPlan {
     pub each: u32,
     /// Its further limits, each with its value and its cap.
     pub also: [Option<(u8, u32)>; FURTHER.len()],
+    /// What it takes of its budget.
+    pub budget: Option<BudgetPlan>,
+}
+
+/// What a request takes of a budget of 100, and what of that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetPlan {
+    /// The time in which the budget refills, in ms.
+    pub per: u64,
+    /// What the request is estimated to use.
+    pub estimate: u64,
+    /// What it uses; `None`: it does not say.
+    pub used: Option<u64>,
+    /// What is left by its provider; `None`: that does not say.
+    pub left: Option<u64>,
 }
 
 /// The names of further limits.
@@ -778,6 +793,7 @@ impl Plan {
         plan.add_pauses(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 113])));
         plan.add_adaptive(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 149])));
         plan.add_further_limits(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 151])));
+        plan.add_budgets(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 157])));
         plan
     }
 
@@ -828,7 +844,7 @@ impl Plan {
         }
     }
 
-    /// The plan without rates and further limits, if the server's ledger has none, and that is not what is to be found.
+    /// The plan without rates, further limits and budgets, if the server's ledger has none, and that is not what is to be found.
     #[must_use]
     pub fn for_its_ledger(&self) -> Cow<'_, Self> {
         let knows_rates = |bug: Planted| bug == Planted::IgnoresRates || !bug.is_of_tenants();
@@ -840,7 +856,7 @@ impl Plan {
             (policy.rate, policy.adaptive) = (None, None);
         }
         for ask in plan.requests.iter_mut().filter_map(|request| request.ask.as_mut()) {
-            ask.also = [None; 2];
+            (ask.also, ask.budget) = ([None; 2], None);
         }
         Cow::Owned(plan)
     }
@@ -943,6 +959,7 @@ impl Plan {
                     cost: 1,
                     each: rng.pick(&[0, 0, 0, 1, 2, 4]),
                     also: [None; 2],
+                    budget: None,
                 })
                 .collect();
             let cost_max = rng.pick(&[1, 1, 2, 3, 5]);
@@ -988,6 +1005,28 @@ impl Plan {
                         ask.cost = ask.cost.min(cap);
                     }
                 }
+            }
+        }
+    }
+
+    /// Has requests of tenants take of a budget, for some names.
+    fn add_budgets(&mut self, rng: &mut Rng) {
+        if matches!(self.scenario, Scenario::Large | Scenario::Tardy | Scenario::Layer) {
+            return;
+        }
+        for name in 0..self.names {
+            if !rng.percent(25) {
+                continue;
+            }
+            let per = rng.pick(&[500, 2000, 6000]);
+            let (part, most) = (rng.pick(&[50, 100]), rng.pick(&[10, 40, 100]));
+            for request in self.requests.iter_mut().filter(|request| request.name == name) {
+                let Some(ask) = &mut request.ask else { continue };
+                let estimate = rng.between(0, most);
+                let used = rng.percent(70).then(|| rng.between(0, estimate * 3 / 2));
+                let left = rng.percent(10).then(|| rng.between(0, 100));
+                let budget = BudgetPlan { per, estimate, used, left };
+                ask.budget = rng.percent(part).then_some(budget);
             }
         }
     }
@@ -1178,8 +1217,15 @@ impl Plan {
             for number in 0..many {
                 let at = comes + rng.between(0, spread);
                 let tenant = u16::try_from(process * many + number).unwrap_or(0);
-                let ask =
-                    AskPlan { tenant, weight: 1, class: 0, cost: 1, each: 0, also: [None; 2] };
+                let ask = AskPlan {
+                    tenant,
+                    weight: 1,
+                    class: 0,
+                    cost: 1,
+                    each: 0,
+                    also: [None; 2],
+                    budget: None,
+                };
                 let (name, ask, wait) = (0, Some(ask), rng.pick(&[0, 1000, 3000]));
                 let hold = rng.between(5, 50);
                 let plan =

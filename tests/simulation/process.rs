@@ -21,14 +21,15 @@ use tokio::time::{Instant, Sleep, advance, sleep, sleep_until};
 use tower_layer::Layer;
 use tower_semaphore::limit::{Refusal as LayerRefusal, RefusalReason};
 use tower_semaphore::{
-    AcquireError, Adaptive, Ask, ConcurrencyLimitLayer, ConnectionState, Feedback, Limit, Name,
-    OnUnavailable, Permit, Policy, RejectReason, Semaphore,
+    AcquireError, Adaptive, Ask, Budget, ConcurrencyLimitLayer, ConnectionState, Feedback, Limit,
+    Name, OnUnavailable, Permit, Policy, RejectReason, Semaphore,
 };
 use tower_service::Service;
 
 use crate::backend::{Incoming, Port, SimBackend};
 use crate::plan::{
-    AdaptivePlan, AskPlan, Deed, FURTHER, GiveBack, OutagePolicy, Planted, PolicyPlan, RequestPlan,
+    AdaptivePlan, AskPlan, BudgetPlan, Deed, FURTHER, GiveBack, OutagePolicy, Planted, PolicyPlan,
+    RequestPlan,
 };
 
 /// How often a client may be polled while its clock stands still.
@@ -449,13 +450,23 @@ fn micros(duration: Duration) -> u64 {
 
 fn ask_of(name: usize, plan: Option<AskPlan>) -> Ask {
     let ask = Ask::of(format!("n{name}"));
-    let Some(AskPlan { tenant, weight, class, cost, each, also }) = plan else { return ask };
+    let Some(AskPlan { tenant, weight, class, cost, each, also, budget }) = plan else {
+        return ask;
+    };
     let ask = ask.by(format!("t{tenant}")).weight(weight).class(class).cost(cost);
     let ask = if each > 0 { ask.each(each) } else { ask };
+    let ask = match budget {
+        Some(plan) => ask.estimate(&budget_of(plan), plan.estimate),
+        None => ask,
+    };
     FURTHER.into_iter().zip(also).fold(ask, |ask, (limit, also)| match also {
         Some((value, cap)) => ask.also(limit, format!("v{value}"), cap),
         None => ask,
     })
+}
+
+fn budget_of(plan: BudgetPlan) -> Budget {
+    Budget::new("tokens", 100, Duration::from_millis(plan.per)).expect("a budget")
 }
 
 /// Returns how long permits linger, in ms: by the policy, or by a planted fault.
@@ -659,7 +670,7 @@ impl Client {
                 RejectReason::TenantLimit => Refusal::TenantLimit,
                 RejectReason::FurtherLimit(_) => Refusal::FurtherLimit,
                 RejectReason::CostTooHigh => Refusal::CostTooHigh,
-                RejectReason::Rate => Refusal::Rate,
+                RejectReason::Rate | RejectReason::Budget(_) => Refusal::Rate,
                 _ => Refusal::Status(0),
             },
             AcquireError::Unavailable(_) => Refusal::Unavailable {
@@ -689,6 +700,10 @@ impl Client {
             }
             None => permit,
         };
+        if let Some(plan) = self.plan.ask.and_then(|ask| ask.budget) {
+            plan.used.iter().for_each(|used| _ = permit.settle("tokens", *used));
+            plan.left.iter().for_each(|left| _ = permit.budget_left("tokens", *left));
+        }
         let is_broken_off = self.plan.back == GiveBack::BreakOff;
         if is_broken_off || self.planted == Some(Planted::LingersAlways) {
             permit.break_off();

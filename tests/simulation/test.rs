@@ -263,6 +263,7 @@ fn judged(before: &[(u64, Option<u64>)], after: &[(u64, Option<u64>)]) -> Option
         headroom: 0,
         for_all: false,
         leaving: &[],
+        used: &[],
         coming: &[],
         promotes: true,
         more: false,

@@ -36,7 +36,7 @@ impl Part {
                     .unwrap_or(u64::MAX)
             }
         };
-        // No report stops a budget for longer than the backend lets it.
+        // More has the same effect.
         Duration::from_micros(us.min(3 * Charge::BURST_MAX))
     }
 }
@@ -55,22 +55,27 @@ impl OwnBudgets {
     }
 
     fn take(&mut self, charge: Charge, part: Part, now: Time) {
-        let full_at = self.full_at(charge, now) + part.time_of(charge, charge.taken());
-        self.full_at.insert(charge.number(), full_at);
+        self.take_more(charge, part.time_of(charge, charge.taken()), part, now);
+    }
+
+    /// As in the backend, no charge takes a budget much further ahead than twice its burst: only as far as one alone does.
+    fn take_more(&mut self, charge: Charge, more: Duration, part: Part, now: Time) {
+        let full_at = self.full_at(charge, now);
+        let burst = Duration::from_micros(charge.burst());
+        let most = now + burst + burst.max(part.time_of(charge, charge.taken()));
+        self.full_at.insert(charge.number(), (full_at + more).min(most.max(full_at)));
     }
 
     fn settle(&mut self, charge: Charge, used: u64, part: Part, now: Time) {
         let taken = part.time_of(charge, charge.taken());
         let used = part.time_of(charge, used);
-        let full_at = self.full_at(charge, now);
-        let full_at = match used.checked_sub(taken) {
-            Some(more) => {
-                let most = now + 2 * Duration::from_micros(charge.burst());
-                (full_at + more).min(most.max(full_at))
+        match used.checked_sub(taken) {
+            Some(more) => self.take_more(charge, more, part, now),
+            None => {
+                let left = self.full_at(charge, now).since(now).saturating_sub(taken - used);
+                self.full_at.insert(charge.number(), now + left);
             }
-            None => now + full_at.since(now).saturating_sub(taken - used),
-        };
-        self.full_at.insert(charge.number(), full_at);
+        }
     }
 }
 

@@ -399,7 +399,7 @@ impl Session {
     ) -> Option<Duration> {
         let parts = self.movement.0.as_ref()?;
         // A window opens for all its starts at once, however long each of them has waited.
-        let is_even = !self.reuse.is_on() && place.options.rate.is_none();
+        let is_even = !self.reuse.is_on() && !place.options.is_timed();
         let is_known = is_even && parts.limit == self.limits.in_force();
         let turn = turn.filter(|_| is_known)?.get();
         parts.expected_wait(place.options.tenant(), turn, is_least, now)

@@ -290,6 +290,22 @@ impl Place {
         self.is_in_flight() && self.taken && self.options.linger_ms > 0
     }
 
+    /// Whether it matters what happens to its request further in: its permit may linger, or it took of a budget.
+    pub(super) fn follows_further_in(&self) -> bool {
+        self.may_linger()
+            || self.is_in_flight()
+                && self.taken
+                && self.options.claim.is_some_and(Claim::has_charges)
+    }
+
+    /// What it has used of its budgets, as far as that is known: nothing, if a layer further in rejected it.
+    pub(super) fn used_at(&self, now: Time) -> Option<Used> {
+        let is_spared = self.linger == Linger::Spared && self.used.is_none();
+        let charges = self.options.claim.filter(|claim| is_spared && claim.has_charges());
+        let nothing = charges.map(|claim| Used::nothing(claim.charges()));
+        nothing.or_else(|| Some(self.used.as_ref()?.at(now)))
+    }
+
     /// Whether its request is in flight, and its lease still lasts, so that it can linger.
     pub(super) fn can_linger(&self, now: Time) -> bool {
         self.may_linger() && !self.has_left() && now < self.lease_over()

@@ -34,7 +34,7 @@ pub(super) struct Release {
 
 impl Release {
     pub(super) fn of(node: NodeId, place: &Place, now: Time) -> Self {
-        let used = place.used.as_ref().map(|reported| reported.at(now));
+        let used = place.used_at(now);
         Self { id: place.id(node), used, until: now + place.options.lease }
     }
 

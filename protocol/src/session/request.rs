@@ -164,10 +164,11 @@ impl Session {
         }
     }
 
-    /// Records what happened further in to the request at `index`. Its permit does not linger if a rejection there
-    /// ends the request and no attempt was passed on.
+    /// Records what happened further in to the request at `index`. If a rejection there ends the request and no attempt was
+    /// passed on, its permit does not linger, and it has used nothing of its budgets, unless it said so.
     pub fn handle_further_in(&mut self, index: usize, event: FurtherIn) {
-        let Some(place) = self.places.get_mut(index).filter(|place| place.may_linger()) else {
+        let Some(place) = self.places.get_mut(index).filter(|place| place.follows_further_in())
+        else {
             return;
         };
         place.linger = match (place.linger, event) {
@@ -179,26 +180,25 @@ impl Session {
     }
 
     /// Notes that the request at `index` has used so much of the budget of its charge of this index, µs: once its place
-    /// leaves, that replaces the charge. The last report counts.
-    pub fn handle_used(&mut self, index: usize, charge: usize, used: u64) {
-        self.report(index, |reported| reported.use_up(charge, used));
+    /// leaves, that replaces the charge. The last report counts. Returns whether it does: a request without a permit has used
+    /// nothing.
+    pub fn handle_used(&mut self, index: usize, charge: usize, used: u64) -> bool {
+        self.report(index, |reported| reported.use_up(charge, used))
     }
 
     /// Notes what a response said to the request at `index`: that the budget of its charge of this index is full again in
-    /// this time (µs) at the earliest. The last report counts, once the place leaves.
-    pub fn handle_ahead(&mut self, index: usize, charge: usize, ahead: u64, now: Time) {
+    /// this time (µs) at the earliest. The last report counts, once the place leaves. Returns whether it does.
+    pub fn handle_ahead(&mut self, index: usize, charge: usize, ahead: u64, now: Time) -> bool {
         let full_at = now + Duration::from_micros(ahead.min(Charge::BURST_MAX));
-        self.report(index, |reported| reported.fill_at(charge, full_at));
+        self.report(index, |reported| reported.fill_at(charge, full_at))
     }
 
-    fn report(&mut self, index: usize, note: impl FnOnce(&mut Reported)) {
-        let Some(place) = self.places.get_mut(index).filter(|place| place.is_in_flight()) else {
-            return;
-        };
+    fn report(&mut self, index: usize, note: impl FnOnce(&mut Reported)) -> bool {
+        let place = self.places.get_mut(index).filter(|place| place.is_in_flight());
+        let Some(place) = place.filter(|place| place.claim().has_charges()) else { return false };
         let charges = place.claim().charges();
-        if !charges.is_empty() {
-            note(place.used.get_or_insert_with(|| Box::new(Reported::nothing(charges))));
-        }
+        note(place.used.get_or_insert_with(|| Box::new(Reported::nothing(charges))));
+        true
     }
 
     /// Ends the request at `index`, whatever it had. Its permit is released, unless it lingers or is passed on. The index
@@ -230,8 +230,8 @@ impl Session {
             queue.count(place.options.claim, false);
         }
         self.counts.remove(index, (place.limit, place.options.claim), place.state);
-        if let Some(used) = &place.used {
-            self.settle_own(&place, used.at(now), now);
+        if let Some(used) = place.used_at(now) {
+            self.settle_own(&place, used, now);
         }
         if place.is_there() {
             self.releases.push(Release::of(self.places.node(), &place, now));

@@ -20,6 +20,7 @@ use crate::semaphore::Permit;
 ///
 /// ```
 /// use std::time::Duration;
+/// use http::HeaderName;
 /// use http::request::Parts;
 /// use tower_semaphore::{Budget, ConcurrencyLimitLayer, Semaphore, feedback};
 ///
@@ -31,10 +32,11 @@ use crate::semaphore::Permit;
 ///     .rate(600, minute)
 ///     .budget(Budget::new("tokens", 80_000, minute)?, |parts: &Parts| {
 ///         let tokens = parts.headers.get("x-tokens").and_then(|value| value.to_str().ok());
-///         tokens.and_then(|tokens| tokens.parse().ok()).unwrap_or(4_000)
+///         let tokens: Option<u64> = tokens.and_then(|tokens| tokens.parse().ok());
+///         tokens.unwrap_or(4_000).clamp(500, 20_000)
 ///     })
-///     .settle_by("tokens", feedback::number("x-used-tokens"))
-///     .left_by("tokens", feedback::number("x-ratelimit-remaining-tokens"))
+///     .settle_by("tokens", feedback::header_number(HeaderName::from_static("x-used-tokens")))
+///     .left_by("tokens", feedback::header_number(HeaderName::from_static("x-ratelimit-remaining-tokens")))
 ///     .build()?;
 /// # Ok(()) }
 /// ```
@@ -45,6 +47,12 @@ impl ConcurrencyLimitBuilder {
     ///
     /// Up to two budgets with different names. Each key has budgets of its own: for a budget of each tenant beside that of
     /// all, stack a layer whose key is the tenant. Cannot be combined with [`reuse`](Self::reuse).
+    ///
+    /// What a request was estimated to use stands if its client leaves, the inner service fails, or the response says nothing.
+    /// A request that a layer further in rejected used nothing.
+    ///
+    /// Take the estimate from what you know of the request. A client that can choose it can pass with 0, or keep everybody
+    /// waiting for a large one: bound it, and give each tenant a budget of its own in a layer outside.
     ///
     /// `estimate` is called for each request in the task that serves it: it must not block. It sees no body; put what it
     /// needs into a header or an extension. A handler settles what was used by [`Permit::settle`].
@@ -81,19 +89,23 @@ impl ConcurrencyLimitBuilder {
     /// Sets the reader of what a response says that its request used of a budget, in the budget's units: see
     /// [`Permit::settle`]. Where it finds nothing, the estimate stands, or what the handler settled.
     ///
+    /// It sees the head of the response alone. Most providers say in the body what was used, at the end of a stream: read it
+    /// there, and call [`Permit::settle`] on the permit of the request.
+    ///
     /// ```
     /// # use tower_semaphore::{Budget, ConcurrencyLimitLayer, ConfigError, Semaphore};
     /// use std::time::Duration;
+    /// use http::HeaderName;
     /// use tower_semaphore::feedback::{self, Head};
     ///
     /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
     /// ConcurrencyLimitLayer::builder(semaphore, "openai")
     ///     .limit(30)
-    ///     .budget(Budget::new("tokens", 80_000, Duration::from_secs(60))?, |_: &_| 4_000)
+    ///     .budget(Budget::new("tokens", 80_000, Duration::from_secs(60))?, |_| 4_000)
     ///     .settle_by("tokens", |head: Head<'_>| match head.status.as_u16() {
     ///         // This upstream counts no request that it refuses.
     ///         400..=499 => Some(0),
-    ///         _ => feedback::number("x-used-tokens")(head),
+    ///         _ => feedback::header_number(HeaderName::from_static("x-used-tokens"))(head),
     ///     })
     ///     .build()
     /// # }
@@ -108,17 +120,19 @@ impl ConcurrencyLimitBuilder {
     }
 
     /// Sets the reader of how much of a budget is left by its provider, in the budget's units, such as that of
-    /// `x-ratelimit-remaining-tokens`: see [`Permit::budget_left`]. It can only lower what is left.
+    /// `x-ratelimit-remaining-tokens`: see [`Permit::budget_left`]. It can only lower what is left, once the permit is given
+    /// back.
     ///
     /// ```
     /// # use tower_semaphore::{Budget, ConcurrencyLimitLayer, ConfigError, Semaphore, feedback};
     /// use std::time::Duration;
+    /// use http::HeaderName;
     ///
     /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
     /// ConcurrencyLimitLayer::builder(semaphore, "openai")
     ///     .limit(30)
-    ///     .budget(Budget::new("tokens", 80_000, Duration::from_secs(60))?, |_: &_| 4_000)
-    ///     .left_by("tokens", feedback::number("x-ratelimit-remaining-tokens"))
+    ///     .budget(Budget::new("tokens", 80_000, Duration::from_secs(60))?, |_| 4_000)
+    ///     .left_by("tokens", feedback::header_number(HeaderName::from_static("x-ratelimit-remaining-tokens")))
     ///     .build()
     /// # }
     /// ```

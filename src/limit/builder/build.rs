@@ -61,7 +61,7 @@ impl ConcurrencyLimitBuilder {
             && !self.config.fair.counts_anyway()
         {
             return Err(ConfigError::new(
-                "on_response is set on an unlimited layer, which pauses nothing; set a limit of permits, or a rate",
+                "on_response is set on an unlimited layer, which pauses nothing; set a limit of permits, a rate or a budget",
             ));
         }
         let meter = self.meter(&policy)?;

@@ -296,3 +296,48 @@ fn requests_of_different_estimates_share_a_call() {
     let waiting = rig.ledger.places().filter(|(.., ticket)| ticket.is_some()).count();
     assert_eq!((ahead(&rig), waiting), (900, 1));
 }
+
+#[test]
+fn a_process_that_used_more_than_its_part_has_it_again_soon() {
+    let mut rig = Rig::new(30);
+    // A third: the backend grants it all, and the part is three times as far ahead.
+    let options = local(10, charged(500, 1000));
+    for _ in 0..40 {
+        let index = rig.request_with(options);
+        rig.settle();
+        assert_eq!(rig.progress(index), Progress::Held);
+        rig.leave(index);
+        rig.live(500);
+    }
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    assert!(!is_admitted(&mut rig, local(10, charged(0, 1000))));
+    // A burst, and what the last request takes.
+    rig.pass(2500);
+    assert!(is_admitted(&mut rig, local(10, charged(300, 1000))));
+}
+
+#[test]
+fn a_request_that_a_layer_further_in_rejected_used_nothing_unless_an_attempt_passed() {
+    use FurtherIn::{GoesOn, Passed, Rejected};
+    for (events, says, left) in [
+        (&[][..], None, 400),
+        (&[Rejected], None, 0),
+        (&[Rejected, Rejected], None, 0),
+        (&[Passed, Rejected], None, 400),
+        (&[Rejected, Passed], None, 400),
+        (&[Rejected, GoesOn], None, 400),
+        (&[Rejected], Some(300_000), 300),
+    ] {
+        let mut rig = Rig::new(100);
+        let index = rig.request_with(charged(400, 1000));
+        rig.settle();
+        assert_eq!(rig.progress(index), Progress::Held);
+        events.iter().for_each(|event| rig.session.handle_further_in(index, *event));
+        says.into_iter().for_each(|used| assert!(rig.session.handle_used(index, 0, used)));
+        rig.leave(index);
+        rig.settle();
+        assert_eq!(ahead(&rig), left, "{events:?}");
+        assert!(rig.places().is_empty(), "nothing lingers");
+    }
+}
