@@ -10,7 +10,9 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::limit::{MissingKey, Refusal};
-use tower_semaphore::protocol::{Bound, BoundRate, Claim, NodeId, Numbered, PlaceId, Tenant};
+use tower_semaphore::protocol::{
+    Bound, BoundRate, Charge, Claim, NodeId, Numbered, PlaceId, Tenant,
+};
 use tower_semaphore::{ConcurrencyLimitLayer, Limit, Name, Policy, Semaphore};
 
 /// Two names: parts are separated by `|`, the two by `\n`.
@@ -76,11 +78,14 @@ pub(crate) fn place_ids(data: &[u8]) {
         let n = number(8) % PlaceId::N_MAX;
         let claim = (bytes[16] & 2 == 2).then(|| {
             let terms = number(17);
-            Claim::new(Tenant::of_hash(terms))
+            let charge = Charge::of_hash(terms, number(9), number(1) >> 28);
+            let charges = charge.into_iter().filter(|_| bytes[16] & 8 == 8);
+            let claim = Claim::new(Tenant::of_hash(terms))
                 .with_weight((terms >> 32) as u32 & 63)
                 .with_cost((terms >> 38) as u32 & 63)
                 .with_class((terms >> 44).to_le_bytes()[0] & 7)
-                .with_each(Some((terms >> 40) as u32).filter(|each| *each > 0))
+                .with_each(Some((terms >> 40) as u32).filter(|each| *each > 0));
+            charges.fold(claim, Claim::charged)
         });
         let bound = (bytes[16] & 4 == 4).then(|| Bound {
             limit: (number(17) >> 32) as u32,
@@ -91,7 +96,7 @@ pub(crate) fn place_ids(data: &[u8]) {
         });
         let id = PlaceId { node, poll_only: bytes[16] & 1 == 1, n, bound, claim };
         let text = id.to_string();
-        assert!(text.len() <= 67, "{text}");
+        assert!(text.len() <= 89, "{text}");
         assert_eq!(PlaceId::parse(text.as_bytes()), Some(id), "{text}");
         id
     });

@@ -162,11 +162,11 @@ else
         writes[#writes + 1] = 'r' .. sub(id, 1, at - 1)
       end
       if charged_at and fits then
-        -- As in charges.lua, while a budget that is full has a member.
+        -- As in charges.lua, while a budget that is full has a member, and this call is not repeated.
         local number, taken = sub(id, charged_at + 1, charged_at + 5), tonumber(sub(id, charged_at + 6, charged_at + 13), 36)
-        local score = redis.call('ZSCORE', key, 'b' .. number)
-        local full_at = math.max((score or 0) * -8388608, now) + taken
-        fits = score and taken > 0 and string.byte(id, charged_at + 22) < 48
+        local scores = redis.call('ZMSCORE', key, id, 'b' .. number)
+        local full_at = math.max((scores[2] or 0) * -8388608, now) + taken
+        fits = scores[2] and not scores[1] and taken > 0 and now % 64 > 0 and string.byte(id, charged_at + 22) < 48
           and full_at - tonumber(sub(id, charged_at + 14, charged_at + 21), 36) <= now
         kept_ms = math.max(kept_ms, (full_at - now) / 1000)
         writes[#writes + 1] = full_at / -8388608
@@ -294,8 +294,14 @@ if not is_plain then
         for i = 1, #turns do fits = fits and not turns[i] end
       end
       if fits and all <= room and is_charged then
-        local taken = {}
-        for i = first, last do fits = fits and not opening_of(ARGV[i], 1, taken) end
+        local taken, charged = {}, {}
+        for i = first, last do
+          fits = fits and not opening_of(ARGV[i], 1, taken)
+          if string.find(ARGV[i], '$', 13, true) then charged[#charged + 1] = ARGV[i] end
+        end
+        -- A place that is there has taken already: the call is repeated.
+        local there = fits and redis.call('ZMSCORE', key, unpack(charged))
+        for i = 1, fits and #charged or 0 do fits = fits and not there[i] end
       end
       if fits and all <= room and not (is_rated and opening_of(id, all - units)) then
         --@write

@@ -10,7 +10,8 @@
 -- No charge takes a budget further ahead than twice its burst: more than the burst is taken only where requests are in
 -- flight after an outage, or have used more than was estimated.
 --
--- The first grant that finds a budget full without a member takes out up to 100 others that are full.
+-- A grant that finds a budget full without a member, and one of 64 others, takes out up to 100 others that are full; one
+-- call looks ten times at most.
 --
 -- Needs     key, now; charges: declared
 -- Leaves    charges.opening_of(member, taken), which returns nil if its budgets allow this place now; else from when on
@@ -19,7 +20,7 @@
 --           be full. charges.undo(id): takes that back
 -- Cost      1 command for each budget when it is first asked for; of take and undo: 1, sometimes 3
 
-local full_at = {}
+local full_at, removable = {}, 500
 charges = {}
 
 local function each(member, visit)
@@ -31,16 +32,19 @@ local function each(member, visit)
       full_at[number] = (redis.call('ZSCORE', key, 'b' .. number) or 0) * -8388608
     end
     index = index + 1
-    visit(number, tonumber(string.sub(member, at + 6, at + 13), 36), tonumber(string.sub(member, at + 14, at + 21), 36), index)
+    local us, burst = tonumber(string.sub(member, at + 6, at + 13), 36), tonumber(string.sub(member, at + 14, at + 21), 36)
+    -- The clock has stepped back since it was further ahead than any charge takes it.
+    local begins = full_at[number] <= now + 2 * burst + 1000000 and math.max(full_at[number], now) or now
+    visit(number, us, burst, begins, index)
     at = at + 21
   end
 end
 
 function charges.opening_of(member, taken)
   local last, last_index = nil, nil
-  each(member, function(number, us, burst, index)
+  each(member, function(number, us, burst, begins, index)
     local before = taken and taken[number] or 0
-    local opening = math.max(full_at[number], now) + before + us - burst
+    local opening = begins + before + us - burst
     if taken then taken[number] = before + us end
     if opening > now and (not last or opening > last) then last, last_index = opening, index end
   end)
@@ -48,18 +52,18 @@ function charges.opening_of(member, taken)
 end
 
 function charges.take(id)
-  local writes, last, is_new = {}, 0, false
-  each(id, function(number, us, burst)
+  local writes, last, is_new = {}, 0, now % 64 == 0
+  each(id, function(number, us, burst, begins)
     if us == 0 then return end
     is_new = is_new or full_at[number] == 0
-    local before = math.max(full_at[number], now)
-    full_at[number] = math.max(before, math.min(before + us, now + 2 * burst))
+    full_at[number] = math.max(begins, math.min(begins + us, now + 2 * burst))
     last = math.max(last, full_at[number])
     writes[#writes + 1] = full_at[number] / -8388608
     writes[#writes + 1] = 'b' .. number
   end)
-  if is_new then
-    local full = redis.call('ZRANGEBYSCORE', key, now / -8388608, '(-33554432', 'LIMIT', '0', '100')
+  if is_new and removable > 0 then
+    local full = redis.call('ZRANGEBYSCORE', key, now / -8388608, '(-33554432', 'LIMIT', '0', math.min(removable, 100))
+    removable = removable - math.max(#full, 50)
     if full[1] then redis.call('ZREM', key, unpack(full)) end
   end
   if writes[1] then redis.call('ZADD', key, unpack(writes)) end
@@ -67,8 +71,8 @@ function charges.take(id)
 end
 
 function charges.undo(id)
-  each(id, function(number, us)
-    full_at[number] = full_at[number] - us
+  each(id, function(number, us, burst, begins)
+    full_at[number] = begins - us
     if full_at[number] > now then
       redis.call('ZADD', key, full_at[number] / -8388608, 'b' .. number)
     else

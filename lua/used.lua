@@ -37,8 +37,9 @@ for i = from, to do
         local more = tonumber(string.sub(used, 16 * k - 47, 16 * k - 40), 36) - taken
         local ahead = tonumber(string.sub(used, 16 * k - 39, 16 * k - 32), 36)
         local full = fulls[members[k]] or (scores[k] or 0) * -8388608
+        -- As in charges.lua.
+        full = full <= now_us + 2 * burst + 1000000 and math.max(full, now_us) or now_us
         if more > 0 then
-          full = math.max(full, now_us)
           full = math.max(full, math.min(full + more, now_us + 2 * burst))
         else
           full = full + more

@@ -18,9 +18,10 @@ const NAME_MAX: usize = 64;
 ///
 /// It is a bucket, as that of most providers is: shared by all processes, it refills evenly, of 80,000 a minute 1,333 each
 /// second by the clock of the backend, up to the [burst](Self::burst). In any time `t`, requests take at most
-/// `burst + amount · t ÷ per`, apart from what they use beyond their estimates. So a minute that begins with a full bucket
-/// can have twice the amount, unless the burst is less. The backend keeps one number for it (the *generic cell rate
-/// algorithm*, ITU-T I.371), 60 bytes in Redis.
+/// `burst + amount · t ÷ per` more than they give back, apart from what they use beyond their estimates. So a minute that
+/// begins with a full bucket can have twice the amount, unless the burst is less; and when long requests end that were
+/// estimated too high, others can use the difference at once, however long ago it was taken. The backend keeps one number
+/// for it (the *generic cell rate algorithm*, ITU-T I.371), 60 bytes in Redis.
 ///
 /// Who waits for a budget waits for it to refill: let the [wait timeout](crate::PolicyBuilder::wait_timeout) be as long as
 /// that takes for an estimate.

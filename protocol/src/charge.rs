@@ -190,6 +190,15 @@ impl Used {
         Self(charges.charges.map(is_any))
     }
 
+    /// The same, but not less than was charged.
+    #[must_use]
+    pub(crate) fn at_least(self, charges: Charges) -> Self {
+        charges.iter().enumerate().fold(self, |used, (index, charge)| {
+            let of = used.of(index);
+            used.with(index, UsedOf { used: of.used.max(charge.taken()), ..of })
+        })
+    }
+
     /// The same, where this is said of the budget of this index.
     #[must_use]
     pub fn with(mut self, index: usize, UsedOf { used, ahead }: UsedOf) -> Self {

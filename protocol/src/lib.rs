@@ -22,6 +22,7 @@ mod ledger;
 mod lines;
 mod overrides;
 mod rate;
+mod refill;
 mod reject;
 pub mod session;
 mod time;

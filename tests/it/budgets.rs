@@ -547,3 +547,83 @@ async fn a_local_share_has_its_part_of_the_budget() {
     drop(permit);
     drop(passes(19).await.unwrap());
 }
+
+/// What the scripts do with the members of budgets.
+#[cfg(feature = "redis")]
+mod members {
+    use deadpool_redis::redis;
+    use tower_semaphore::protocol::{Charge, Claim, NodeId, PlaceId};
+    use tower_semaphore::{Budget, Policy};
+
+    use super::{SECOND, asks};
+    use crate::support::redis::TestRedis;
+    use crate::support::scripts::{SCRIPTS, whole};
+
+    const KEY: &str = "semaphore:{x}";
+
+    fn charged(n: u64, number: u64, taken: u64, burst: u64) -> String {
+        let claim = Claim::without_tenant();
+        let claim = Some(claim.charged(Charge::of_hash(number, taken, burst).unwrap()));
+        PlaceId { node: NodeId::new(1), poll_only: false, n, bound: None, claim }.to_string()
+    }
+
+    fn acquire(redis: &TestRedis, ids: &[String]) -> redis::Value {
+        let (_, text) = SCRIPTS.into_iter().find(|(name, _)| *name == "acquire").unwrap();
+        let (text, node) = (whole(text, &|_, text| text.to_owned()), NodeId::new(1).text());
+        let node = std::str::from_utf8(&node).unwrap();
+        let mut words =
+            vec!["EVAL", &text, "1", KEY, "1000", "0", "0", "30000", "-1", "0", "1", node];
+        words.extend(["0", "0"]);
+        words.extend(ids.iter().map(String::as_str));
+        redis.command(&words)
+    }
+
+    #[test]
+    fn a_call_that_is_repeated_charges_once() {
+        let redis = TestRedis::start();
+        let hour = 3_600_000_000;
+        // The second finds a member of the budget.
+        for n in [1, 2] {
+            let one = [charged(n, 6, hour / 10, hour)];
+            acquire(&redis, &one);
+            let before: f64 = redis.command(&["ZSCORE", KEY, "b00007"]);
+            acquire(&redis, &one);
+            let after: f64 = redis.command(&["ZSCORE", KEY, "b00007"]);
+            assert!(after >= before, "{before}, then {after}");
+        }
+    }
+
+    #[test]
+    fn one_call_takes_out_a_thousand_budgets_that_are_full_at_most() {
+        let redis = TestRedis::start();
+        let numbers: Vec<String> = (0..20_000u32).map(|i| format!("bz{i:05}")).collect();
+        for numbers in numbers.chunks(1000) {
+            let mut words = vec!["ZADD", KEY];
+            numbers.iter().for_each(|member| words.extend(["-200000000", member]));
+            redis.command::<u32>(&words);
+        }
+        let ids: Vec<_> = (1..=512).map(|n| charged(n, 1000 + n, 1000, 1_000_000)).collect();
+        acquire(&redis, &ids);
+        let left: u32 = redis.command(&["ZCOUNT", KEY, "-200000000", "-200000000"]);
+        assert!((19_000..20_000).contains(&left), "{left} are left");
+    }
+
+    #[tokio::test]
+    async fn budgets_that_are_full_are_taken_out_though_others_are_used() {
+        let redis = TestRedis::start();
+        let (semaphore, policy) = (redis.semaphore(), Policy::new(1000));
+        let steady = Budget::new("steady", 1_000_000, 100 * SECOND).unwrap();
+        drop(semaphore.acquire(asks(&steady, 100), &policy).await.unwrap());
+        for i in 0..300 {
+            let budget = Budget::new(format!("b{i}"), 1, SECOND).unwrap();
+            drop(semaphore.acquire(asks(&budget, 1), &policy).await.unwrap());
+        }
+        let mut rounds = 0;
+        while redis.command::<u32>(&["ZCARD", KEY]) > 2 {
+            rounds += 1;
+            assert!(rounds < 20_000, "{} members", redis.command::<u32>(&["ZCARD", KEY]));
+            let permit = semaphore.acquire(asks(&steady, 1), &policy).await.unwrap();
+            permit.release().await.unwrap();
+        }
+    }
+}

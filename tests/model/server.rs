@@ -105,6 +105,7 @@ impl Server {
             headroom: call.headroom,
             for_all: call.for_all,
             leaving,
+            used: &call.used,
             coming: &coming,
             promotes: !matches!(call.op, Op::Audit { .. }),
             more: false,

@@ -402,9 +402,9 @@ impl Judge {
             .collect();
         for (id, used) in done.used.iter().filter(|(id, _)| held.contains(id)) {
             for (charge, of) in id.charges().iter().zip(used.iter()) {
+                let begins = self.begins(charge, now);
                 let full_at = self.budgets.entry(charge.number()).or_default();
                 let more = i128::from(of.used) - i128::from(charge.taken());
-                let begins = if more > 0 { (*full_at).max(now) } else { *full_at };
                 let most = i128::from(begins).max(i128::from(now + 2 * charge.burst()));
                 let settled = (i128::from(begins) + more).clamp(0, most);
                 *full_at = u64::try_from(settled).unwrap_or(u64::MAX);
@@ -425,7 +425,7 @@ impl Judge {
                 continue;
             }
             for charge in id.charges().iter() {
-                let before = self.full_at(charge.number()).max(now);
+                let before = self.begins(charge, now);
                 let after = before + charge.taken();
                 if after > now + charge.burst() && !passed {
                     let text = format!("{id} was granted, which takes {charge:?} from {before}");
@@ -440,8 +440,10 @@ impl Judge {
         breach
     }
 
-    fn full_at(&self, number: u32) -> u64 {
-        self.budgets.get(&number).copied().unwrap_or(0)
+    /// Further ahead than any charge takes it, it shows that the clock has stepped back.
+    fn begins(&self, charge: Charge, now: u64) -> u64 {
+        let full_at = self.budgets.get(&charge.number()).copied().unwrap_or(0);
+        if full_at > now + 2 * charge.burst() + 1_000_000 { now } else { full_at.max(now) }
     }
 
     fn started(&self, counts: impl Fn(&Start) -> bool) -> u64 {
@@ -527,7 +529,7 @@ impl Judge {
             let may_start = |id: PlaceId| {
                 let count = self.started(|_| true) + u64::from(id.cost());
                 let allows = |charge: Charge| {
-                    let before = self.full_at(charge.number()).max(done.now);
+                    let before = self.begins(charge, done.now);
                     before + charge.taken() <= done.now + charge.burst()
                 };
                 id.rate().is_none_or(|rate| count <= u64::from(rate.starts()))

@@ -3,37 +3,46 @@
 use std::collections::BTreeMap;
 
 use crate::charge::{Charge, Charges, Used, UsedOf};
+use crate::refill::Refills;
 
-/// When each budget will be full again, µs; one that is full is not there. See [`Charge`].
+/// When each budget will be full again, µs. See [`Charge`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Budgets {
-    full_at: BTreeMap<u32, u64>,
-}
+pub(super) struct Budgets(Refills<u64>);
 
 /// What the newcomers of a call take together, by budget.
 pub(super) type Together = BTreeMap<u32, u64>;
 
+/// How much further ahead than any charge takes it a budget may be. Beyond that, the clock has stepped back since.
+const AHEAD: u64 = 1_000_000;
+
 impl Budgets {
     pub(super) fn is_empty(&self) -> bool {
-        self.full_at.is_empty()
+        self.0.is_empty()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        self.full_at.iter().map(|(number, at)| (*number, *at))
+        self.0.iter()
     }
 
     /// When the last one is full.
     pub(super) fn last_full(&self) -> Option<u64> {
-        self.full_at.values().max().copied()
+        self.0.last()
     }
 
     pub(super) fn full_at(&self, number: u32) -> u64 {
-        self.full_at.get(&number).copied().unwrap_or(0)
+        self.0.of(number).unwrap_or(0)
+    }
+
+    /// The same for this charge: now, or later.
+    fn begins(&self, charge: Charge, now: u64) -> u64 {
+        let full_at = self.full_at(charge.number());
+        let is_possible = full_at <= now + 2 * charge.burst() + AHEAD;
+        if is_possible { full_at.max(now) } else { now }
     }
 
     /// Forgets those that are full.
     pub(super) fn expire(&mut self, now: u64) {
-        self.full_at.retain(|_, at| *at > now);
+        self.0.expire(now);
     }
 
     /// From when on the budgets allow these charges, µs, and the index of the last of them to do so; `None`: now.
@@ -59,8 +68,7 @@ impl Budgets {
     }
 
     fn opening(&self, charge: Charge, before: u64, now: u64) -> u64 {
-        let full_at = self.full_at(charge.number()).max(now) + before + charge.taken();
-        full_at.saturating_sub(charge.burst())
+        (self.begins(charge, now) + before + charge.taken()).saturating_sub(charge.burst())
     }
 
     /// Takes what is charged. In flight after an outage or a loss of data, it may be more than the budgets allow.
@@ -71,38 +79,37 @@ impl Budgets {
     }
 
     fn take_more(&mut self, charge: Charge, more: u64, now: u64) {
-        let before = self.full_at(charge.number()).max(now);
+        let before = self.begins(charge, now);
         let most = before.max(now + 2 * charge.burst());
-        self.full_at.insert(charge.number(), most.min(before + more));
+        self.set(charge.number(), most.min(before + more), now);
     }
 
     /// Takes back what was charged just before.
     pub(super) fn undo(&mut self, charges: Charges, now: u64) {
         for charge in charges.iter() {
-            self.give(charge.number(), charge.taken(), now);
+            self.give(charge, charge.taken(), now);
         }
     }
 
-    fn give(&mut self, number: u32, back: u64, now: u64) {
-        let full_at = self.full_at(number).saturating_sub(back);
-        if full_at > now {
-            self.full_at.insert(number, full_at);
-        } else {
-            self.full_at.remove(&number);
-        }
+    fn give(&mut self, charge: Charge, back: u64, now: u64) {
+        let full_at = self.begins(charge, now).saturating_sub(back);
+        self.set(charge.number(), full_at, now);
+    }
+
+    fn set(&mut self, number: u32, full_at: u64, now: u64) {
+        self.0.set(number, Some(full_at).filter(|at| *at > now));
     }
 
     /// Puts what was used in the place of what was charged.
     pub(super) fn settle(&mut self, charges: Charges, used: Used, now: u64) {
         for (charge, UsedOf { used, ahead }) in charges.iter().zip(used.iter()) {
-            let number = charge.number();
             match used.checked_sub(charge.taken()) {
                 Some(more) if more > 0 => self.take_more(charge, more, now),
-                _ => self.give(number, charge.taken() - used, now),
+                _ => self.give(charge, charge.taken() - used, now),
             }
             if ahead > 0 {
-                let full_at = self.full_at(number).max(now + ahead.min(charge.burst()));
-                self.full_at.insert(number, full_at);
+                let least = now + ahead.min(charge.burst());
+                self.set(charge.number(), self.full_at(charge.number()).max(least), now);
             }
         }
     }

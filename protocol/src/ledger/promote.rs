@@ -23,7 +23,7 @@ impl Ledger {
     /// cap has room. If no id of the call has a claim, nobody waits at all, because a reply in short tells that to the
     /// caller.
     pub(super) fn all_fit(&self, caller: Caller, leaving: &[PlaceId], ids: &[PlaceId]) -> bool {
-        if !self.queue.is_empty() {
+        if !self.queue.is_empty() || self.would_charge_again(ids) {
             return false;
         }
         let Some(fair) = &self.lines else {
@@ -36,6 +36,12 @@ impl Ledger {
         (fair.lines.waiting() == 0 || has_claims())
             && fair.lines.nobody_in_turn()
             && self.fit_in_lines(caller, ids)
+    }
+
+    /// Whether the call is repeated, for places that have taken of budgets.
+    fn would_charge_again(&self, ids: &[PlaceId]) -> bool {
+        let is_known = |id: &PlaceId| !id.charges().is_empty() && self.places.contains_key(id);
+        ids.iter().any(is_known)
     }
 
     fn fit_in_lines(&self, caller: Caller, ids: &[PlaceId]) -> bool {

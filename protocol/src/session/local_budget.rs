@@ -1,20 +1,18 @@
 //! What of a budget the process's own share of the permits has while the backend cannot be asked.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Session;
 use super::options::OnUnavailable;
 use super::place::Place;
-use crate::charge::{Charge, Charges, Used};
+use crate::charge::{Charge, Charges, Used, UsedOf};
+use crate::refill::Refills;
 use crate::time::Time;
 
 /// When the process's part of each budget will be full again. What the backend granted counts, too, so a process that used
 /// its part just before the backend failed does not use it twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct OwnBudgets {
-    full_at: BTreeMap<u32, Time>,
-}
+pub(super) struct OwnBudgets(Refills<Time>);
 
 /// As much of a budget as a share is of the limit, so what is charged takes it longer. Without a limit, as many requests as
 /// the share has permits use a burst up.
@@ -43,7 +41,7 @@ impl Part {
 
 impl OwnBudgets {
     fn full_at(&self, charge: Charge, now: Time) -> Time {
-        self.full_at.get(&charge.number()).map_or(now, |at| (*at).max(now))
+        self.0.of(charge.number()).map_or(now, |at| at.max(now))
     }
 
     /// When a budget allows this charge. One that takes more than the burst of the part waits until the part is full.
@@ -63,18 +61,22 @@ impl OwnBudgets {
         let full_at = self.full_at(charge, now);
         let burst = Duration::from_micros(charge.burst());
         let most = now + burst + burst.max(part.time_of(charge, charge.taken()));
-        self.full_at.insert(charge.number(), (full_at + more).min(most.max(full_at)));
+        self.0.set(charge.number(), Some((full_at + more).min(most.max(full_at))));
     }
 
-    fn settle(&mut self, charge: Charge, used: u64, part: Part, now: Time) {
+    fn settle(&mut self, charge: Charge, UsedOf { used, ahead }: UsedOf, part: Part, now: Time) {
         let taken = part.time_of(charge, charge.taken());
         let used = part.time_of(charge, used);
         match used.checked_sub(taken) {
             Some(more) => self.take_more(charge, more, part, now),
             None => {
                 let left = self.full_at(charge, now).since(now).saturating_sub(taken - used);
-                self.full_at.insert(charge.number(), now + left);
+                self.0.set(charge.number(), Some(now + left));
             }
+        }
+        if ahead > 0 {
+            let least = now + Duration::from_micros(ahead.min(charge.burst()));
+            self.0.set(charge.number(), Some(self.full_at(charge, now).max(least)));
         }
     }
 }
@@ -83,8 +85,8 @@ impl Session {
     /// Forgets the parts that are full.
     pub(super) fn expire_own_budgets(&mut self, now: Time) {
         if let Some(budgets) = &mut self.own_budgets {
-            budgets.full_at.retain(|_, at| *at > now);
-            if budgets.full_at.is_empty() {
+            budgets.0.expire(now);
+            if budgets.0.is_empty() {
                 self.own_budgets = None;
             }
         }
@@ -92,7 +94,7 @@ impl Session {
 
     /// When the first part is full that is not.
     pub(super) fn own_budgets_kept_until(&self) -> Option<Time> {
-        self.own_budgets.as_ref()?.full_at.values().min().copied()
+        self.own_budgets.as_ref()?.0.first()
     }
 
     /// Charges the place that is granted.
@@ -108,10 +110,9 @@ impl Session {
     /// Puts what the place has used in the place of its charges.
     pub(super) fn settle_own(&mut self, place: &Place, used: Used, now: Time) {
         let Some((charges, part)) = self.charged(place) else { return };
-        if let Some(budgets) = &mut self.own_budgets {
-            let pairs = charges.iter().zip(used.iter());
-            pairs.for_each(|(charge, of)| budgets.settle(charge, of.used, part, now));
-        }
+        let budgets = self.own_budgets.get_or_insert_default();
+        let pairs = charges.iter().zip(used.iter());
+        pairs.for_each(|(charge, of)| budgets.settle(charge, of, part, now));
     }
 
     /// When the share's part of the budgets allows this place, and the index of the last of them to do so; `None`: now, or

@@ -57,6 +57,8 @@ pub(super) struct Place {
     /// The index of the further limit that was full when it joined the queue.
     pub(super) full: Option<u8>,
     pub(super) linger: Linger,
+    /// The backend lost it, and what it took of budgets, and counts it again.
+    pub(super) recounted: bool,
     /// What it has used of its budgets, once that is known.
     pub(super) used: Option<Box<Reported>>,
     /// Releases the place that keeps its turn until this one stands there.
@@ -298,12 +300,16 @@ impl Place {
                 && self.options.claim.is_some_and(Claim::has_charges)
     }
 
-    /// What it has used of its budgets, as far as that is known: nothing, if a layer further in rejected it.
+    /// What it has used of its budgets, as far as that is known: nothing, if its request never went on, or a layer further
+    /// in rejected it. What the backend lost is not given back.
     pub(super) fn used_at(&self, now: Time) -> Option<Used> {
-        let is_spared = self.linger == Linger::Spared && self.used.is_none();
-        let charges = self.options.claim.filter(|claim| is_spared && claim.has_charges());
-        let nothing = charges.map(|claim| Used::nothing(claim.charges()));
-        nothing.or_else(|| Some(self.used.as_ref()?.at(now)))
+        let charges = self.options.claim.filter(|claim| claim.has_charges())?.charges();
+        let used = match &self.used {
+            Some(used) => Some(used.at(now)),
+            None if !self.taken || self.linger == Linger::Spared => Some(Used::nothing(charges)),
+            None => None,
+        };
+        if self.recounted { used.map(|used| used.at_least(charges)) } else { used }
     }
 
     /// Whether its request is in flight, and its lease still lasts, so that it can linger.

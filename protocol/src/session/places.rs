@@ -103,6 +103,7 @@ impl Places {
             held_back: false,
             full: None,
             linger: Linger::No,
+            recounted: false,
             used: None,
             replaces: None,
             turn: None,

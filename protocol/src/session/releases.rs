@@ -76,9 +76,10 @@ impl Releases {
         self.retry_at.is_some()
     }
 
-    /// Whether the release of this place is unanswered.
-    pub(super) fn is_sent(&self, id: PlaceId) -> bool {
-        self.sent.iter().any(|sent| sent.id == id)
+    /// Whether the release of this place is to be sent, or unanswered.
+    pub(super) fn has(&self, id: PlaceId) -> bool {
+        let mut all = self.unsent.iter().chain(&self.sent).chain(&self.refused);
+        all.any(|release| release.id == id)
     }
 
     pub(super) fn push(&mut self, release: Release) {

@@ -173,7 +173,7 @@ impl Session {
             let place = self.places.with_number(id.n);
             let is_known =
                 place.is_some_and(|p| p.is_there() || matches!(p.state, State::Releasing));
-            if !is_known && !self.releases.is_sent(*id) {
+            if !is_known && !self.releases.has(*id) {
                 self.release_stranger(*id, now);
             }
         }
@@ -305,7 +305,9 @@ impl Session {
         let Some(index) = self.places.index(id.n) else {
             return self.release_late(id, status, timing);
         };
-        let Some(place) = self.places.get(index) else { return };
+        let Some(place) = self.places.get_mut(index) else { return };
+        // What it took is lost with the data.
+        place.recounted |= (place.state, status) == (State::Held, PlaceStatus::Held);
         match (place.state, status) {
             (State::Held, PlaceStatus::Gone) => self.expire(index, timing.now),
             (State::Waiting { .. }, PlaceStatus::Gone) => self.renewals.want(),

@@ -230,7 +230,9 @@ impl Session {
             queue.count(place.options.claim, false);
         }
         self.counts.remove(index, (place.limit, place.options.claim), place.state);
-        if let Some(used) = place.used_at(now) {
+        if place.is_in_flight()
+            && let Some(used) = place.used_at(now)
+        {
             self.settle_own(&place, used, now);
         }
         if place.is_there() {

@@ -31,6 +31,8 @@ pub(super) struct Expected {
     pub(super) longest: (u64, u64),
     /// Whether the bound on work was reached.
     pub(super) more: bool,
+    /// µs. Budgets that are full by then may still have members.
+    pub(super) now: u64,
 }
 
 /// A call of a script, and the headroom by which it judges.
@@ -240,6 +242,7 @@ impl<'a> Model<'a> {
             let charges = id.charges();
             let all = charges.iter().enumerate().fold(Used::as_charged(charges), used);
             let is_told = !charges.is_empty() && !dice.is_multiple_of(4);
+            self.note_burst(id);
             leaving.push((id, is_told.then_some(all)));
         }
         leaving
@@ -276,19 +279,20 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Takes out the starts that none of them keeps, and the budgets that are full, as the ledger does before each operation. The scripts wait until
+    /// Takes out the starts that none of them keeps, as the ledger does before each operation. The scripts wait until
     /// their room is needed.
     fn forget_starts(&mut self) {
-        if self.ledger.budgets().next().is_some() {
-            let full = -(self.now as f64) / BUDGET_UNIT;
-            self.send(cmd("ZREMRANGEBYSCORE").arg(KEY).arg(full).arg("(-33554432"));
-            self.out.asides += 1;
-        }
         let latest = self.ledger.starts().map(|(_, _, at, _)| at).max();
         let Some((latest, until)) = latest.zip(self.ledger.counts_starts_until()) else { return };
         let left = (self.now - (until - latest)) as f64 / 1e6;
         self.send(cmd("ZREMRANGEBYSCORE").arg(KEY).arg(-left).arg("(-1000000000"));
         self.out.asides += 1;
+    }
+
+    /// The key may be kept for as long as two bursts.
+    fn note_burst(&mut self, id: PlaceId) {
+        let burst = id.charges().iter().map(Charge::burst).max();
+        self.longest = self.longest.max(burst.map_or(0, |burst| 2 * burst / 1000));
     }
 
     /// Has the ledger carry it out, and the server asked to do the same.
@@ -302,6 +306,7 @@ impl<'a> Model<'a> {
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) {
         self.forget_starts();
+        ids.iter().for_each(|id| self.note_burst(*id));
         let caller = Caller {
             now: self.now,
             limit: self.limit,
@@ -416,6 +421,7 @@ impl<'a> Model<'a> {
             set,
             longest,
             more,
+            now: self.now,
         });
     }
 
@@ -696,7 +702,7 @@ const UNDER_LIMITS: f64 = 5e13;
 const FURTHER_LINES: f64 = 2e13;
 
 /// Scores of budgets are times in these, µs.
-const BUDGET_UNIT: f64 = 8_388_608.0;
+pub(super) const BUDGET_UNIT: f64 = 8_388_608.0;
 
 /// The score of a place that waits in a line: -l + k·2⁻²⁸.
 fn line_score(claim: Claim, ticket: u64) -> f64 {

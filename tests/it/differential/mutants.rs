@@ -360,12 +360,16 @@ const RATE_MUTANTS: [(&str, &str, &str); 40] = [
 ];
 
 /// The same for places that take of budgets.
-const BUDGET_MUTANTS: [(&str, &str, &str); 29] = [
-    ("charges", "math.max(full_at[number], now) + before", "full_at[number] + before"),
+const BUDGET_MUTANTS: [(&str, &str, &str); 33] = [
+    ("charges", "and math.max(full_at[number], now) or now", "and full_at[number] or now"),
+    ("charges", " + 1000000 and", " + 1e15 and"),
+    ("used", " + 1000000 and", " + 1e15 and"),
+    ("acquire", " and not scores[1] and", " and"),
+    ("acquire", "fits = fits and not there[i]", "fits = fits"),
     ("charges", "if taken then taken[number] = before + us end", ""),
     ("charges", "    if us == 0 then return end\n", ""),
-    ("charges", "math.min(before + us, now + 2 * burst)", "before + us"),
-    ("charges", "full_at[number] = full_at[number] - us", "full_at[number] = full_at[number] - 0"),
+    ("charges", "math.min(begins + us, now + 2 * burst)", "begins + us"),
+    ("charges", "full_at[number] = begins - us", "full_at[number] = begins - 0"),
     ("charges", "(redis.call('ZSCORE', key, 'b' .. number) or 0)", "0"),
     ("charges", "(not last or opening > last)", "not last"),
     ("charges", "    at = at + 21\n", "    at = nil\n"),
@@ -373,7 +377,7 @@ const BUDGET_MUTANTS: [(&str, &str, &str); 29] = [
     // What is settled was not there any more, or waits; from an old time; without a bound; only the last one counts.
     ("used", "if scores[1] and stands >= 0", "if stands >= 0"),
     ("used", "stands >= 0 and stands < 1e14", "true"),
-    ("used", "          full = math.max(full, now_us)\n", ""),
+    ("used", "and math.max(full, now_us) or now_us", "and full or now_us"),
     ("used", "math.min(full + more, now_us + 2 * burst)", "full + more"),
     ("used", "fulls[members[k]] or (", "("),
     ("used", "          full = full + more\n", ""),
@@ -384,7 +388,7 @@ const BUDGET_MUTANTS: [(&str, &str, &str); 29] = [
     ("rate", "kept = math.max(kept, charges.take(id) - now)", "charges.take(id)"),
     ("rate", "if by_budget and by_budget > (by_rate or 0) then", "if false then"),
     ("rate", "if charges and string.find(id, '$', 13, true) then charges.undo(id) end", ""),
-    ("acquire", "for i = first, last do fits = fits and not opening_of(ARGV[i], 1, taken) end", ""),
+    ("acquire", "          fits = fits and not opening_of(ARGV[i], 1, taken)\n", ""),
     ("acquire", "charged_at + 21), 36) <= now", "charged_at + 21), 36) <= 2 * now"),
     ("acquire", " and string.byte(id, charged_at + 22) < 48", ""),
     ("acquire", "        kept_ms = math.max(kept_ms, (full_at - now) / 1000)\n", ""),

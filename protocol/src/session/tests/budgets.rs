@@ -251,6 +251,7 @@ fn no_permit_is_passed_on_where_requests_take_of_a_budget() {
     let held = rig.request_with(options);
     let waits = rig.request_with(options);
     rig.settle();
+    assert_eq!(rig.progress(held), Progress::Held);
     rig.leave(held);
     assert_eq!(rig.progress(waits), Progress::Waiting);
     rig.settle();
@@ -340,4 +341,258 @@ fn a_request_that_a_layer_further_in_rejected_used_nothing_unless_an_attempt_pas
         assert_eq!(ahead(&rig), left, "{events:?}");
         assert!(rig.places().is_empty(), "nothing lingers");
     }
+}
+
+#[test]
+fn an_acquire_that_is_repeated_charges_once() {
+    // Its answer is lost, so it is sent again.
+    let mut rig = Rig::new(100);
+    let index = rig.request_with(charged(400, 1000));
+    let call = rig.call().expect("an acquire");
+    let _lost = rig.carry_out(&call);
+    assert_eq!(ahead(&rig), 400);
+    rig.reconnect(same_data());
+    rig.settle();
+    assert_eq!(rig.progress(index), Progress::Held);
+    assert_eq!((rig.places().len(), ahead(&rig)), (1, 400), "one place, one charge");
+    rig.session.handle_used(index, 0, 0);
+    rig.leave(index);
+    rig.settle();
+    assert_eq!(ahead(&rig), 0, "it used nothing");
+}
+
+#[test]
+fn what_is_used_beyond_an_estimate_counts_for_the_share_whatever_was_taken_before() {
+    let mut rig = outage(50);
+    // Its estimate has refilled by the time at which it says what it used.
+    let one = rig.request_with(local(50, charged(10, 1000)));
+    assert_eq!(rig.progress(one), Progress::Admitted);
+    rig.pass(500);
+    // Something that brings the watchdog to the session.
+    assert!(is_admitted(&mut rig, local(50, charged(0, 1000))));
+    rig.session.handle_used(one, 0, 1_500_000);
+    rig.leave(one);
+    assert!(!is_admitted(&mut rig, local(50, charged(500, 1000))), "1.5 bursts were used just now");
+}
+
+#[test]
+fn what_a_provider_says_counts_for_the_share_too() {
+    let mut rig = outage(50);
+    let one = rig.request_with(local(50, charged(10, 1000)));
+    let now = rig.now();
+    rig.session.handle_ahead(one, 0, 1_000_000, now);
+    rig.leave(one);
+    assert!(
+        !is_admitted(&mut rig, local(50, charged(10, 1000))),
+        "the provider says that none is left"
+    );
+}
+
+#[test]
+fn a_request_that_never_took_its_permit_used_nothing() {
+    // The client goes away while its acquire is on its way.
+    let mut rig = Rig::new(100);
+    let gone = rig.request_with(charged(900, 1000));
+    let call = rig.call().expect("an acquire");
+    let (reply, now) = (rig.carry_out(&call), rig.now());
+    rig.leave(gone);
+    rig.reply(&call.op, &reply, now);
+    rig.settle();
+    assert_eq!((rig.places().len(), ahead(&rig)), (0, 0), "a permit that nobody had");
+}
+
+#[test]
+fn a_request_that_passes_in_an_outage_while_its_acquire_was_carried_out_is_charged_once() {
+    let mut rig = Rig::new(100);
+    let options = AcquireOptions { on_unavailable: OnUnavailable::Admit, ..charged(400, 10_000) };
+    let index = rig.request_with(options);
+    let call = rig.call().expect("an acquire");
+    let _lost = rig.carry_out(&call);
+    assert_eq!(ahead(&rig), 400);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    assert_eq!(rig.progress(index), Progress::Admitted);
+    rig.reconnect(same_data());
+    rig.settle();
+    assert_eq!((rig.places().len(), ahead(&rig)), (1, 400), "one request, one charge");
+}
+
+#[test]
+fn an_audit_does_not_overtake_a_settlement_that_was_refused() {
+    let mut rig = Rig::new(100);
+    let index = rig.request_with(charged(9000, 10_000));
+    rig.settle();
+    assert_eq!(rig.progress(index), Progress::Held);
+    rig.session.handle_used(index, 0, 100_000);
+    rig.leave(index);
+    // A replica that is promoted refuses the release at first, because it has no memory left, and answers the audit.
+    rig.reconnect(Connected::default());
+    let (calls, now) = (rig.calls(), rig.now());
+    assert!(
+        matches!(&calls[..], [release, audit] if matches!(release.op, Op::Release { .. })
+        && matches!(audit.op, Op::Audit { .. })),
+        "{calls:?}"
+    );
+    let found = rig.carry_out(&calls[1]);
+    assert_eq!(found.found.len(), 1);
+    rig.session.handle_call_refused(&calls[0].op, now);
+    rig.reply(&calls[1].op, &found, now);
+    rig.settle();
+    rig.live(2000);
+    assert!(rig.places().is_empty());
+    assert_eq!(ahead(&rig), 0, "100 were used, two seconds ago");
+}
+
+/// Whatever becomes of the calls that give places back, each is settled once.
+#[test]
+fn histories_settle_each_place_once_whatever_becomes_of_its_calls() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = move |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        (seed >> 11) % below
+    };
+    for history in 0..1000 {
+        let mut rig = Rig::new(1000);
+        let day = 86_400_000;
+        let long = |taken| AcquireOptions { lease: ms(3_600_000), ..charged(taken, day) };
+        let base = rig.request_with(long(3_600_000));
+        rig.settle();
+        assert_eq!(rig.progress(base), Progress::Held);
+        let mut due = 3_600_000;
+        let mut held: Vec<(usize, u64, Option<u64>)> = Vec::new();
+        for _ in 0..60 {
+            match random(9) {
+                0..=2 => {
+                    let taken = 1 + random(100_000);
+                    let index = rig.request_with(long(taken));
+                    rig.settle();
+                    match rig.progress(index) {
+                        Progress::Held => held.push((index, taken, None)),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                3 | 4 if !held.is_empty() => {
+                    let at = usize::try_from(random(held.len() as u64)).unwrap();
+                    let used = random(200_000);
+                    rig.session.handle_used(held[at].0, 0, used * 1000);
+                    held[at].2 = Some(used);
+                }
+                5 | 6 if !held.is_empty() => {
+                    let at = usize::try_from(random(held.len() as u64)).unwrap();
+                    let (index, taken, used) = held.swap_remove(at);
+                    if random(3) == 0 {
+                        let now = rig.now();
+                        rig.session.handle_release(index, now);
+                    }
+                    rig.leave(index);
+                    due += used.unwrap_or(taken);
+                }
+                7 => {
+                    // What was sent meets some fate.
+                    let (calls, now) = (rig.calls(), rig.now());
+                    let mut is_broken = false;
+                    for call in calls {
+                        let fate = random(5);
+                        let reply = (fate < 4 && !is_broken).then(|| rig.carry_out(&call));
+                        match (fate, reply) {
+                            _ if is_broken => {}
+                            (0 | 2, Some(reply)) => rig.reply(&call.op, &reply, now),
+                            (1, _) => rig.session.handle_call_error(&call.op, now),
+                            _ => is_broken = true,
+                        }
+                    }
+                    if is_broken {
+                        if random(2) == 0 {
+                            rig.session.handle_unreachable(now);
+                            rig.pass(random(50));
+                        }
+                        rig.reconnect(same_data());
+                    }
+                    rig.settle();
+                }
+                _ => rig.pass(1 + random(20)),
+            }
+        }
+        for (index, taken, used) in held {
+            rig.leave(index);
+            due += used.unwrap_or(taken);
+        }
+        rig.leave(base);
+        rig.settle();
+        rig.live(5000);
+        assert!(rig.places().is_empty(), "{history}");
+        assert_eq!(ahead(&rig) + rig.now_ms, due, "{history}");
+    }
+}
+
+/// A place that was granted while the process was cut off, and is given up before it hears of that.
+#[test]
+fn a_request_that_gave_up_before_it_heard_of_its_grant_used_nothing() {
+    let mut rig = Rig::new(1);
+    let held = rig.request_with(charged(10, 10_000));
+    let waits = rig.request_with(charged(9000, 10_000));
+    rig.settle();
+    assert_eq!(rig.progress(held), Progress::Held);
+    rig.leave(held);
+    let release = rig.call().expect("a release");
+    let (_lost, now) = (rig.carry_out(&release), rig.now());
+    assert_eq!(ahead(&rig), 9010);
+    rig.session.handle_wait_timeout(waits, now);
+    rig.leave(waits);
+    rig.reconnect(same_data());
+    rig.settle();
+    assert!(rig.places().is_empty());
+    assert_eq!(ahead(&rig), 10, "its request was told that it waited in vain");
+}
+
+#[test]
+fn who_waits_for_the_budget_of_a_share_is_woken() {
+    let mut rig = outage(50);
+    // A fifth of the limit: 40 ms take 200.
+    let options = AcquireOptions { max_queue: Some(8), ..local(10, charged(40, 1000)) };
+    let all: Vec<_> = (0..8).map(|_| rig.request_with(options)).collect();
+    let passed = |rig: &mut Rig| {
+        all.iter().filter(|index| rig.progress(**index) == Progress::Admitted).count()
+    };
+    assert_eq!(passed(&mut rig), 5);
+    rig.pass(201);
+    assert_eq!(passed(&mut rig), 6);
+    // One used nothing.
+    rig.session.handle_used(all[0], 0, 0);
+    rig.leave(all[0]);
+    assert_eq!(rig.progress(all[6]), Progress::Admitted);
+    rig.pass(201);
+    assert_eq!(rig.progress(all[7]), Progress::Admitted);
+}
+
+#[test]
+fn a_permit_that_lingers_settles_once_at_the_end() {
+    let mut rig = Rig::new(100);
+    let options = AcquireOptions { linger_ms: 1000, ..charged(9000, 10_000) };
+    let index = rig.request_with(options);
+    rig.settle();
+    assert_eq!(rig.progress(index), Progress::Held);
+    rig.session.handle_used(index, 0, 5_000_000);
+    rig.session.handle_break_off(index);
+    rig.leave(index);
+    rig.live(500);
+    assert_eq!(ahead(&rig), 8500);
+    rig.live(1000);
+    assert_eq!(ahead(&rig), 3500);
+    assert!(rig.places().is_empty());
+}
+
+#[test]
+fn a_permit_that_is_kept_goes_to_no_request_with_a_budget() {
+    let mut rig = Rig::new(1);
+    let kept = rig.request_with(AcquireOptions { reuse_ms: 50, ..OPTIONS });
+    rig.settle();
+    assert_eq!(rig.progress(kept), Progress::Held);
+    let waits = rig.request_with(AcquireOptions { reuse_ms: 50, ..charged(100, 1000) });
+    rig.leave(kept);
+    assert_ne!(rig.progress(waits), Progress::Held);
+    rig.settle();
+    assert_eq!((rig.progress(waits), ahead(&rig)), (Progress::Held, 100));
 }
