@@ -1,4 +1,5 @@
-//! A gateway to an LLM whose provider allows six requests at a time, shared by tenants on two plans.
+//! A gateway to an LLM whose provider allows six requests at a time and 6,000 tokens a minute, shared by tenants on two
+//! plans.
 //!
 //! ```sh
 //! cargo run -p example-llm-gateway             # prints what to try with curl
@@ -31,7 +32,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use http::header::{AUTHORIZATION, CONNECTION, TRANSFER_ENCODING, WWW_AUTHENTICATE};
 use http::request::Parts;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderName, StatusCode};
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -43,11 +44,19 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_semaphore::limit::{BoxError, ExtensionKey};
 use tower_semaphore::{
-    ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError, Name, OnUnavailable, Semaphore,
+    Budget, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError, Name, OnUnavailable, Semaphore,
+    feedback,
 };
 
 /// The concurrent requests that the provider allows, for all replicas together.
 const QUOTA: u32 = 6;
+/// The tokens a minute that it allows.
+const TOKENS: u64 = 6_000;
+/// The tokens that an answer may have.
+const MAX_TOKENS: u64 = 50;
+/// In this field the provider says what a request used. One that says so at the end of the answer is settled there, by
+/// `Permit::settle`.
+const USED: HeaderName = HeaderName::from_static("x-tokens-used");
 /// Replicas of this gateway. Used only while Redis is unreachable.
 const REPLICAS: u32 = 3;
 /// How long a shutdown waits for open requests. Shorter than the time that the platform leaves between SIGTERM and
@@ -82,9 +91,13 @@ async fn main() -> Result<(), BoxError> {
         let server = tokio::spawn(run(listener, app, stopped, semaphore.clone()));
         demo(&url, &provider, stop).await?;
         server.await??;
-        let left = semaphore.inspect("llm").await?.in_use;
-        println!("stopped: {left} permits of the quota are in use");
-        assert_eq!(left, 0);
+        let quota = semaphore.inspect("llm").await?;
+        println!("stopped: {} permits of the quota are in use", quota.in_use);
+        assert_eq!(quota.in_use, 0);
+        let tokens = quota.budgets.iter().find_map(|tokens| tokens.left()).unwrap_or(TOKENS);
+        println!("of {TOKENS} tokens a minute, {tokens} are left");
+        // 18 requests used 12 each, and were estimated at 56.
+        assert!(tokens >= TOKENS - 18 * 12);
     } else {
         invite(&url);
         run(listener, app, signals::stopped(), semaphore.clone()).await?;
@@ -160,11 +173,19 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
 
 // --- the client of the provider, with the quota around it -----------------------------------------
 
+/// The tokens of a prompt, in the request's extensions.
+#[derive(Clone, Copy, Debug)]
+struct Prompt(u64);
+
 /// The quota, shared by the tenants according to their plans.
 fn quota(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
     let of = |parts: &Parts| parts.extensions.get::<Tenant>().copied();
+    let tokens = Budget::new("tokens", TOKENS, Duration::from_secs(60))?;
+    let estimate = |parts: &Parts| parts.extensions.get::<Prompt>().map_or(0, |prompt| prompt.0);
     ConcurrencyLimitLayer::builder(semaphore, "llm")
         .limit(QUOTA)
+        .budget(tokens, move |parts: &Parts| estimate(parts) + MAX_TOKENS)
+        .settle_by("tokens", feedback::header_number(USED))
         .fair_by(ExtensionKey::<Tenant>::new())
         .weight_by(move |_: &Name, parts: &Parts| of(parts).map_or(1, |tenant| tenant.weight))
         .each_by(move |_: &Name, parts: &Parts| of(parts).map_or(1, |tenant| tenant.requests))
@@ -181,6 +202,10 @@ struct Llm {
     url: String,
 }
 
+fn words(prompt: &[u8]) -> u64 {
+    prompt.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).count() as u64
+}
+
 /// Streams one answer. A refusal of the quota is a response like any other.
 async fn chat(
     State(llm): State<Llm>,
@@ -190,6 +215,7 @@ async fn chat(
     let request = http::Request::post(&llm.url)
         .header("x-user", tenant.name)
         .extension(tenant)
+        .extension(Prompt(words(&prompt)))
         .body(Full::new(prompt))
         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
     let answer = llm.client.oneshot(request).await.map_err(|_| StatusCode::BAD_GATEWAY)?;
@@ -252,16 +278,19 @@ async fn complete(
     State(provider): State<Arc<Provider>>,
     headers: HeaderMap,
     prompt: String,
-) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+) -> ([(HeaderName, String); 1], Sse<impl Stream<Item = Result<Event, Infallible>>>) {
     let user = headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or_default();
     let in_flight = provider.begin(user.to_owned());
+    // The prompt, and as much again.
+    let used = 2 * words(prompt.as_bytes());
     let words: Vec<_> = prompt.split_whitespace().chain(["[DONE]"]).map(str::to_owned).collect();
     let words = (words.into_iter(), in_flight);
-    Sse::new(stream::unfold(words, |(mut words, in_flight)| async move {
+    let answer = Sse::new(stream::unfold(words, |(mut words, in_flight)| async move {
         let word = words.next()?;
         sleep(Duration::from_millis(50)).await;
         Some((Ok(Event::default().data(word)), (words, in_flight)))
-    }))
+    }));
+    ([(USED, used.to_string())], answer)
 }
 
 // --- what to try, and a run of it -----------------------------------------------------------------
