@@ -45,8 +45,9 @@ impl Call {
 pub enum Op {
     /// Removes the places that leave; then grants each newcomer a permit, queues it, or rejects it.
     Acquire {
-        /// The places that leave: those released since the last call.
-        leaving: Ids,
+        /// The places that leave: those released since the last call. Without room for one of its own, because a call is
+        /// moved often, and seldom has any.
+        leaving: Vec<PlaceId>,
         /// Length of the lease, ms.
         lease_ms: u64,
         /// The longest queue, or line where places have claims; `None`: the newcomers may not wait.
@@ -81,6 +82,16 @@ pub enum Op {
 }
 
 impl Op {
+    /// The places that leave.
+    #[must_use]
+    pub fn leaving(&self) -> &[PlaceId] {
+        match self {
+            Self::Acquire { leaving, .. } => leaving,
+            Self::Release { ids } => ids,
+            Self::Renew { .. } | Self::Reassert { .. } | Self::Audit { .. } => &[],
+        }
+    }
+
     /// How many places the operation names.
     #[must_use]
     pub fn places(&self) -> usize {

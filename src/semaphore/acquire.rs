@@ -47,7 +47,6 @@ pub struct Acquire {
     asked_at: Instant,
     is_out_of_time: bool,
     limit: u32,
-    claim: Option<Claim>,
     has_tenant: bool,
     attempt: Attempt,
     // Created only when there is something to wait for.
@@ -84,7 +83,7 @@ impl Acquire {
             request;
         let began = Instant::now();
         let attempt = Attempt::new(meter, name, policy);
-        let (mut limit, mut claim) = (0, None);
+        let mut limit = 0;
         let counted = match policy.counted_limit() {
             Limit::Unlimited if ask.is_some_and(Ask::counts_anyway) => Limit::Permits(u32::MAX),
             limit => limit,
@@ -104,10 +103,7 @@ impl Acquire {
                 let of =
                     PlaceOf { name, remembered, tenant, claim: None, further, estimates, meter };
                 match semaphore.take_place(ask, of, permits, policy, began) {
-                    Ok((place, of)) => {
-                        claim = of;
-                        Stage::Asking(place)
-                    }
+                    Ok(place) => Stage::Asking(place),
                     Err(error) => Stage::failed(error),
                 }
             }
@@ -124,7 +120,6 @@ impl Acquire {
             asked_at: began,
             is_out_of_time,
             limit,
-            claim,
             has_tenant: ask.is_some_and(|ask| ask.tenant().is_some()),
             attempt,
             alarm: None,
@@ -214,11 +209,11 @@ impl Acquire {
                 let reason = self.reason(reason, limit == Some(0) && !is_tenant_full);
                 place.count_refusal();
                 let name = Arc::clone(place.name());
-                let further = place.further_limit(reason, full, self.claim);
+                let claim = place.id().and_then(|id| id.claim);
+                let further = place.further_limit(reason, full, claim);
                 let budget = place.budget_of(reason);
                 self.limit = limit.unwrap_or(self.limit);
-                let (cost, each) =
-                    self.claim.map_or((1, None), |claim| (claim.cost(), claim.each()));
+                let (cost, each) = claim.map_or((1, None), |claim| (claim.cost(), claim.each()));
                 AcquireError::Rejected(Rejected {
                     in_use: usage.map(|of| of.in_use),
                     waiting: usage.map(|of| of.waiting),
@@ -297,12 +292,11 @@ impl Semaphore {
         limit: u32,
         policy: &Policy,
         began: Instant,
-    ) -> Result<(PlaceHandle, Option<Claim>), AcquireError> {
+    ) -> Result<PlaceHandle, AcquireError> {
         let tasks = &self.inner.tasks;
         tasks.ensure_running().map_err(AcquireError::Unavailable)?;
         let claim = self.claim_of(ask, limit)?;
-        let place = PlaceHandle::take(tasks, PlaceOf { claim, ..of }, limit, policy, began)?;
-        Ok((place, claim))
+        PlaceHandle::take(tasks, PlaceOf { claim, ..of }, limit, policy, began)
     }
 
     /// Returns the claim of a request, if it has one.

@@ -27,9 +27,10 @@ const REUSE_MS: u32 = 50;
 pub(super) struct PlaceHandle {
     tasks: Arc<Tasks>,
     shared: Arc<SharedSession>,
-    index: usize,
+    /// Narrow, as the cost is, because a handle is moved often.
+    index: u32,
     /// The number of permits that it takes.
-    cost: u32,
+    cost: u8,
     /// The longest pause that its request can ask for, in ms.
     max_pause_ms: u32,
     /// The limit finds itself.
@@ -143,9 +144,9 @@ impl PlaceHandle {
                 "two tenants have the same number; they share their turns and their cap"
             );
         }
-        let index = index?;
+        let index = u32::try_from(index?).unwrap_or(u32::MAX);
         let (tasks, hold) = (Arc::clone(tasks), Hold::default());
-        let cost = claim.map_or(1, Claim::cost);
+        let cost = claim.map_or(1, |claim| u8::try_from(claim.cost()).unwrap_or(u8::MAX));
         let max_pause_ms = policy.max_pause_ms();
         let is_adaptive = policy.adaptive.is_some();
         let estimates = (!of.estimates.is_empty()).then(|| Arc::new(of.estimates.to_vec()));
@@ -174,7 +175,7 @@ impl PlaceHandle {
 
     #[cold]
     fn note_sent(&self) {
-        self.shared.lock().note_sent(self.index);
+        self.shared.lock().note_sent(self.index());
     }
 
     fn node(&self) -> &Node {
@@ -191,13 +192,13 @@ impl PlaceHandle {
     pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
         let now = self.node().clock.time(now);
         let mut state = self.shared.lock();
-        let progress = state.session.handle_poll(self.index, now);
+        let progress = state.session.handle_poll(self.index(), now);
         if matches!(progress, Progress::Held) {
             // The usual case, in which the poll changed nothing.
             return progress;
         }
         let is_pending = matches!(progress, Progress::Joining | Progress::Waiting);
-        let abandoned = is_pending.then(|| state.wait(self.index, cx.waker()));
+        let abandoned = is_pending.then(|| state.wait(self.index(), cx.waker()));
         // The poll may have requested a permit again that came too late, or let the policy answer.
         self.node().finish(&self.shared, state, now, None);
         drop(abandoned);
@@ -206,12 +207,12 @@ impl PlaceHandle {
 
     /// Returns the id by which the backend knows the place.
     pub(super) fn id(&self) -> Option<PlaceId> {
-        self.shared.lock().session.place(self.index)
+        self.shared.lock().session.place(self.index())
     }
 
     /// Returns why the backend did not answer.
     pub(super) fn error(&self) -> BackendError {
-        self.shared.lock().error(self.index)
+        self.shared.lock().error(self.index())
     }
 
     /// Returns whether requests are no longer queued.
@@ -224,13 +225,13 @@ impl PlaceHandle {
     }
 
     pub(super) fn wait_timed_out(&self, now: Instant) {
-        let (now, index) = (self.node().clock.time(now), self.index);
+        let (now, index) = (self.node().clock.time(now), self.index());
         self.node().act(&self.shared, now, |session, now| session.handle_wait_timeout(index, now));
     }
 
     /// Notes that the answer timeout has passed while the server answers other calls: the request was only delayed.
     pub(super) fn answer_timed_out(&self, now: Instant) {
-        let (now, index) = (self.node().clock.time(now), self.index);
+        let (now, index) = (self.node().clock.time(now), self.index());
         self.node()
             .act(&self.shared, now, |session, now| session.handle_answer_timeout(index, now));
     }
@@ -250,12 +251,16 @@ impl PlaceHandle {
     }
 
     pub(super) const fn cost(&self) -> u32 {
-        self.cost
+        self.cost as u32
+    }
+
+    const fn index(&self) -> usize {
+        self.index as usize
     }
 
     pub(super) fn is_lost(&self) -> bool {
         let now = self.node().now();
-        self.shared.lock().session.is_lost(self.index, now)
+        self.shared.lock().session.is_lost(self.index(), now)
     }
 
     /// Has `waker` woken when the permit is lost, instead of this handle's previous one. Returns `false` if it is known
@@ -268,10 +273,10 @@ impl PlaceHandle {
     pub(super) fn wait_for_loss(&self, listener: u32, waker: &Waker) -> bool {
         let mut state = self.shared.lock();
         // Without reading the clock: the watchdog does, and wakes the listener.
-        if state.session.is_known_lost(self.index) {
+        if state.session.is_known_lost(self.index()) {
             return false;
         }
-        let abandoned = state.wait_for_loss(self.index, listener, waker);
+        let abandoned = state.wait_for_loss(self.index(), listener, waker);
         drop(state);
         drop(abandoned);
         true
@@ -286,17 +291,17 @@ impl PlaceHandle {
     /// Adds a listener for a loss, until [`unlisten`](Self::unlisten). Returns its number.
     pub(super) fn listen(&self) -> u32 {
         self.ensure_renewed();
-        self.shared.lock().add_listener(self.index)
+        self.shared.lock().add_listener(self.index())
     }
 
     pub(super) fn unlisten(&self, listener: u32) {
-        let abandoned = self.shared.lock().remove_listener(self.index, listener);
+        let abandoned = self.shared.lock().remove_listener(self.index(), listener);
         drop(abandoned);
     }
 
     /// Releases the permit, even if there are clones. Returns whether there is an acknowledgement to wait for.
     pub(super) fn release(&self) -> bool {
-        let (now, index) = (Instant::now(), self.index);
+        let (now, index) = (Instant::now(), self.index());
         let at = self.node().clock.time_unless_suspended(now);
         let (ended, awaited) = self.node().act(&self.shared, at, |session, now| {
             let held = self.hold.is_measured() && session.is_held(index);
@@ -311,12 +316,12 @@ impl PlaceHandle {
 
     /// Has the permit linger once the last handle is gone.
     pub(super) fn break_off(&self) {
-        self.shared.lock().session.handle_break_off(self.index);
+        self.shared.lock().session.handle_break_off(self.index());
     }
 
     /// Notes an event further in, by which it is decided whether the permit lingers.
     pub(super) fn further_in(&self, event: FurtherIn) {
-        self.shared.lock().session.handle_further_in(self.index, event);
+        self.shared.lock().session.handle_further_in(self.index(), event);
     }
 
     /// Pauses the semaphore, for as long as the policy allows at most.
@@ -333,7 +338,7 @@ impl PlaceHandle {
         if !self.is_adaptive {
             return;
         }
-        let sent = self.shared.lock().sent(self.index);
+        let sent = self.shared.lock().sent(self.index());
         if let Some((range, sent)) = sent {
             self.node().lower(self.shared.name(), range, sent);
         }
@@ -389,7 +394,7 @@ impl PlaceHandle {
     /// Notes that the request used nothing of its budgets.
     pub(super) fn unused(&self) {
         for index in 0..self.estimates.as_ref().map_or(0, |estimates| estimates.len()) {
-            self.shared.lock().session.handle_used(self.index, index, 0);
+            self.shared.lock().session.handle_used(self.index(), index, 0);
         }
     }
 
@@ -397,28 +402,28 @@ impl PlaceHandle {
     pub(super) fn settle(&self, name: &str, used: u64) -> bool {
         let Some((index, of)) = self.budget(name) else { return false };
         let used = of.budget.time_of(used);
-        self.shared.lock().session.handle_used(self.index, index, used)
+        self.shared.lock().session.handle_used(self.index(), index, used)
     }
 
     /// Notes how much is left of the budget with this name, by its provider. Returns whether that counts.
     pub(super) fn left(&self, name: &str, left: u64) -> bool {
         let Some((index, of)) = self.budget(name) else { return false };
         let (ahead, now) = (of.budget.time_to_full(left), self.node().now());
-        self.shared.lock().session.handle_ahead(self.index, index, ahead, now)
+        self.shared.lock().session.handle_ahead(self.index(), index, ahead, now)
     }
 
     /// Returns whether there are other handles on the place.
     pub(super) fn is_shared(&self) -> bool {
-        self.shared.lock().is_shared(self.index)
+        self.shared.lock().is_shared(self.index())
     }
 
     pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {
         let mut state = self.shared.lock();
-        match state.session.release_answer(self.index) {
+        match state.session.release_answer(self.index()) {
             Some(true) => Poll::Ready(Ok(())),
-            Some(false) => Poll::Ready(Err(state.error(self.index))),
+            Some(false) => Poll::Ready(Err(state.error(self.index()))),
             None => {
-                let abandoned = state.wait(self.index, cx.waker());
+                let abandoned = state.wait(self.index(), cx.waker());
                 drop(state);
                 drop(abandoned);
                 Poll::Pending
@@ -445,7 +450,7 @@ fn options(policy: &Policy, claim: Option<Claim>) -> AcquireOptions {
 
 impl Clone for PlaceHandle {
     fn clone(&self) -> Self {
-        let listener = self.shared.lock().share(self.index);
+        let listener = self.shared.lock().share(self.index());
         let (tasks, shared) = (Arc::clone(&self.tasks), Arc::clone(&self.shared));
         let Self { index, cost, max_pause_ms, is_adaptive, .. } = *self;
         let (estimates, hold) = (self.estimates.clone(), self.hold.clone());
@@ -455,7 +460,7 @@ impl Clone for PlaceHandle {
 
 impl Drop for PlaceHandle {
     fn drop(&mut self) {
-        let index = self.index;
+        let index = self.index();
         let mut state = self.shared.lock();
         let (is_last, abandoned) = state.end(index, self.listener);
         if !is_last {

@@ -356,7 +356,7 @@ impl Process {
             (Op::Acquire { leaving, ids, .. }, Bug::AcquireNotRepeated) => {
                 if ids.iter().any(|id| self.altered.asked.contains(&id.n)) {
                     // Whatever the answer to that is, it is not the answer to them.
-                    call.op = Op::Release { ids: std::mem::take(leaving) };
+                    call.op = Op::Release { ids: std::mem::take(leaving).into() };
                 } else {
                     self.altered.asked.extend(ids.iter().map(|id| id.n));
                 }

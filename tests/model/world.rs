@@ -1397,11 +1397,11 @@ impl World {
                 self.saw(Seen::CallFailed);
                 // Each is tried again soon, but not at once.
                 let ids: Vec<PlaceId> = match &op {
-                    Op::Release { ids }
-                    | Op::Acquire { leaving: ids, .. }
-                    | Op::Renew { ids, .. } => ids.to_vec(),
+                    Op::Renew { ids, .. } => ids.to_vec(),
                     Op::Reassert { proofs, .. } => proofs.iter().map(|(id, _)| *id).collect(),
-                    Op::Audit { .. } => Vec::new(),
+                    Op::Release { .. } | Op::Acquire { .. } | Op::Audit { .. } => {
+                        op.leaving().to_vec()
+                    }
                 };
                 s.ghost.deferred.extend(ids.into_iter().map(id_of));
                 if !self.has(Bug::ErrorUnheard) {

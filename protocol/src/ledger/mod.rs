@@ -249,7 +249,14 @@ impl Ledger {
 
     /// Puts what places have truly used in the place of their charges, right before the operation that they leave by. A
     /// place that waits, or is not there any more, is ignored, so a repetition is safe.
+    #[inline]
     pub fn settle_used(&mut self, used: &[(PlaceId, Used)], now: u64) {
+        if !used.is_empty() {
+            self.settle_some(used, now);
+        }
+    }
+
+    fn settle_some(&mut self, used: &[(PlaceId, Used)], now: u64) {
         for (id, used) in used {
             let holds = self.places.get(id).is_some_and(|place| place.ticket.is_none());
             if holds && !id.charges().is_empty() {

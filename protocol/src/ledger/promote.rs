@@ -388,9 +388,8 @@ impl Ledger {
         if let Some(rate) = id.rate() {
             self.starts.get_or_insert_default().push(id, rate, now);
         }
-        let charges = id.charges();
-        if !charges.is_empty() {
-            self.budgets.get_or_insert_default().take(charges, now);
+        if id.claim.is_some_and(Claim::has_charges) {
+            self.budgets.get_or_insert_default().take(id.charges(), now);
         }
     }
 

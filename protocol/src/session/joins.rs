@@ -91,6 +91,7 @@ impl Joins {
         }
         let Some((limit, options)) = common else { return Call::of(Op::Release { ids: leaving }) };
         let AcquireOptions { headroom, max_waiting, max_queue, .. } = options;
+        let leaving = if leaving.is_empty() { Vec::new() } else { leaving.into_vec() };
         let op = Op::Acquire { leaving, lease_ms: options.lease_ms(), max_queue, ids };
         Call { limit, headroom, for_all: false, max_waiting, recalls, used: Vec::new(), op }
     }

@@ -83,6 +83,7 @@ impl OwnBudgets {
 
 impl Session {
     /// Forgets the parts that are full.
+    #[inline]
     pub(super) fn expire_own_budgets(&mut self, now: Time) {
         if let Some(budgets) = &mut self.own_budgets {
             budgets.0.expire(now);

@@ -302,8 +302,13 @@ impl Place {
 
     /// What it has used of its budgets, as far as that is known: nothing, if its request never went on, or a layer further
     /// in rejected it. What the backend lost is not given back.
+    #[inline]
     pub(super) fn used_at(&self, now: Time) -> Option<Used> {
-        let charges = self.options.claim.filter(|claim| claim.has_charges())?.charges();
+        let claim = self.options.claim.as_ref().filter(|claim| claim.has_charges())?;
+        self.used_of(claim.charges(), now)
+    }
+
+    fn used_of(&self, charges: Charges, now: Time) -> Option<Used> {
         let used = match &self.used {
             Some(used) => Some(used.at(now)),
             None if !self.taken || self.linger == Linger::Spared => Some(Used::nothing(charges)),

@@ -23,18 +23,19 @@ pub(super) fn refusal_pause(lease: Duration) -> Duration {
 }
 
 /// The release of one place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Release {
     pub(super) id: PlaceId,
-    /// What it has used of its budgets, if that is known.
-    pub(super) used: Option<Used>,
+    /// What it has used of its budgets, if that is known. In a box, because most take of none.
+    pub(super) used: Option<Box<Used>>,
     /// When the lease ends, so that no release is needed.
     pub(super) until: Time,
 }
 
 impl Release {
+    #[inline]
     pub(super) fn of(node: NodeId, place: &Place, now: Time) -> Self {
-        let used = place.used_at(now);
+        let used = place.used_at(now).map(Box::new);
         Self { id: place.id(node), used, until: now + place.options.lease }
     }
 
@@ -104,9 +105,10 @@ impl Releases {
             && let Some(release) = self.unsent.pop_front()
         {
             // The common case.
+            used.extend(release.used.as_ref().map(|used| (release.id, **used)));
+            let ids = Ids::from_buf([release.id]);
             self.sent.push_back(release);
-            used.extend(release.used.map(|used| (release.id, used)));
-            return (Ids::from_buf([release.id]), used);
+            return (ids, used);
         }
         let (mut ids, mut permits) = (Ids::new(), 0);
         while permits < most
@@ -114,7 +116,7 @@ impl Releases {
         {
             permits += release.id.work();
             ids.push(release.id);
-            used.extend(release.used.map(|used| (release.id, used)));
+            used.extend(release.used.as_ref().map(|used| (release.id, **used)));
             self.sent.push_back(release);
         }
         (ids, used)
@@ -170,6 +172,7 @@ impl Releases {
     /// The first `count` of those that were sent were carried out: replies come in the order of the calls.
     pub(super) fn handle_done(&mut self, count: usize) {
         match count {
+            0 => {}
             1 => drop(self.sent.pop_front()),
             _ => drop(self.sent.drain(..count.min(self.sent.len()))),
         }

@@ -115,12 +115,14 @@ impl Session {
             let (ids, used) = self.releases.poll(most);
             let limit = self.limit_to_promote(&ids);
             // What they free may be for a place with a higher limit than the newcomers'.
-            let call = if joins && !between && self.joins.next_limit(&self.places) >= Some(limit) {
-                self.joins.poll(ids, most, &mut self.places)
-            } else {
-                Call::of(Op::Release { ids })
-            };
-            Call { used, ..call }
+            let mut call =
+                if joins && !between && self.joins.next_limit(&self.places) >= Some(limit) {
+                    self.joins.poll(ids, most, &mut self.places)
+                } else {
+                    Call::of(Op::Release { ids })
+                };
+            call.used = used;
+            call
         } else if between && let Some(op) = self.renewals.poll(&mut self.places, most) {
             Call::of(op)
         } else if joins {

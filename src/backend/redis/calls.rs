@@ -168,7 +168,7 @@ pub(crate) fn decode_wire(
         .map(|n| PlaceId { node, poll_only: false, n, bound: None, claim: None })
         .collect();
     let op = match op % 5 {
-        0 => Op::Acquire { leaving: Ids::new(), lease_ms: 1000, max_queue: None, ids },
+        0 => Op::Acquire { leaving: Vec::new(), lease_ms: 1000, max_queue: None, ids },
         1 => Op::Release { ids },
         2 => Op::Renew { lease_ms: 1000, ids },
         3 => Op::Reassert { lease_ms: 1000, proofs: ids.into_iter().map(|id| (id, 1)).collect() },

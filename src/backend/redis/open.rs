@@ -140,7 +140,7 @@ impl RedisBackend {
         let ids =
             Ids::from_elem(PlaceId { node, poll_only: true, n: 0, bound: None, claim: None }, 1);
         let acquire =
-            Op::Acquire { leaving: ids.clone(), lease_ms: 1, max_queue: None, ids: ids.clone() };
+            Op::Acquire { leaving: ids.to_vec(), lease_ms: 1, max_queue: None, ids: ids.clone() };
         // No encoded name is equal to this.
         let name = match &opened.member {
             None => "!probe".to_owned(),

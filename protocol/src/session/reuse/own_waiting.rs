@@ -104,9 +104,7 @@ impl OwnWaiting {
             }
             Op::Release { .. } | Op::Audit { .. } => {}
         }
-        if let Op::Acquire { leaving: ids, .. } | Op::Release { ids } = op {
-            ids.iter().for_each(|id| self.remove(id.n));
-        }
+        op.leaving().iter().for_each(|id| self.remove(id.n));
         reply.granted.iter().for_each(|grant| self.remove(grant.id.n));
     }
 }
