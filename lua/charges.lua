@@ -29,7 +29,7 @@ local function each(member, visit)
   while at and string.byte(member, at + 1) > 47 do
     local number = string.sub(member, at + 1, at + 5)
     if not full_at[number] then
-      full_at[number] = (redis.call('ZSCORE', key, 'b' .. number) or 0) * -8388608
+      full_at[number] = (redis.call('ZMSCORE', key, 'b' .. number)[1] or 0) * -8388608
     end
     index = index + 1
     local us, burst = tonumber(string.sub(member, at + 6, at + 13), 36), tonumber(string.sub(member, at + 14, at + 21), 36)

@@ -298,6 +298,19 @@ async fn a_budget_that_is_full_leaves_no_key() {
     assert!(redis.is_clear());
 }
 
+/// Though nothing else is to be kept for so long.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn the_key_is_kept_until_its_budgets_are_full() {
+    let redis = crate::support::redis::TestRedis::start();
+    let semaphore = redis.semaphore();
+    let policy = Policy::builder(10).lease(SECOND / 2).build().unwrap();
+    let _first = semaphore.acquire(asks(&hundred(100), 30), &policy).await.unwrap();
+    let _second = semaphore.acquire(asks(&hundred(100), 40), &policy).await.unwrap();
+    let ms: i64 = redis.command(&["PTTL", "semaphore:{x}"]);
+    assert!((60_000..=72_000).contains(&ms), "seventy seconds refill what was taken: {ms}");
+}
+
 // --- layers -------------------------------------------------------------------------------------
 
 fn estimate(parts: &Parts) -> u64 {

@@ -113,6 +113,10 @@ fn no_number_becomes_text_inaccurately() {
     }
     // Each of these joins texts only: ids, nodes, a number that was formatted exactly, or the number of a share.
     let known = [
+        "charges: full_at[number] = (redis.call('ZMSCORE', key, 'b' .. number)[1] or 0) * -8388608",
+        "charges: writes[#writes + 1] = 'b' .. number",
+        "charges: redis.call('ZADD', key, full_at[number] / -8388608, 'b' .. number)",
+        "charges: redis.call('ZREM', key, 'b' .. number)",
         "further: local f, weight, each, class, cost = match(member, '^(.....)(..)(.....)(.)(..)', -15)",
         "further: return spot < 16777216 and format('%d', spot) or '5' .. format('%013d', spot - 16777216)",
         "further: redis.call('ZREM', key, 't' .. digits, 'x' .. digits)",
@@ -131,7 +135,7 @@ fn no_number_becomes_text_inaccurately() {
         "promote: writes[#writes + 1] = i .. head",
         "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
         "promote: local id = to .. ':' .. words[i]",
-        "rate: if tonumber(score or 0) < -33554432 then forget('(' .. score, '(-33554432') end",
+        "rate: if tonumber(score or 0) < -1000000000 then forget('(' .. score, '(-1000000000') end",
         "rate: local writes = { -now / 1e6, 'r' .. number }",
         "rate: writes[2 * i - 1], writes[2 * i] = -now / 1e6, i .. 'r' .. number",
         "rate: local members = { 'r' .. number }",
@@ -142,12 +146,16 @@ fn no_number_becomes_text_inaccurately() {
         "take: members[count + 1], members[count + 2] = id, queued .. id",
         "take: members[count] = share .. queued .. id",
         "take: members[count] = (share > 1 and share or '') .. kind .. id",
+        "used: local members, at = { id, queued .. id }, string.find(id, '$', 13, true)",
+        "used: members[#members + 1] = 'b' .. string.sub(id, at + 1, at + 5)",
         "acquire: for i = 1, leaving do members[leaving + i] = queued .. members[i] end",
         "acquire: for i = 1, leaving do members[i] = queued .. ARGV[10 + i] end",
         "acquire: redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id)",
-        "acquire: local number, started = sub(id, 1, at - 1), '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)",
-        "acquire: redis.call('ZADD', key, lease_end / 1000, id, started, 'r' .. number)",
-        "acquire: redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id, started, 'r' .. number)",
+        "acquire: local fits, kept_ms, writes = true, 0, { lease_end + 1e13, id, string.format('%d', f), queued .. id }",
+        "acquire: writes[#writes + 1] = '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)",
+        "acquire: writes[#writes + 1] = 'r' .. sub(id, 1, at - 1)",
+        "acquire: local scores = redis.call('ZMSCORE', key, id, 'b' .. number)",
+        "acquire: writes[#writes + 1] = 'b' .. number",
         "acquire: turns[#turns + 1] = 't' .. digits",
         "acquire: writes[count + 3], writes[count + 4] = share, queued .. id",
         "acquire: writes[count + 1], writes[count + 2] = share, j .. queued .. id",
@@ -173,6 +181,7 @@ fn no_number_becomes_text_inaccurately() {
         "inspect: for j = i, math.min(i + 1998, #fair - 1), 2 do members[#members + 1] = queued .. fair[j] end",
         "inspect: local running = '(' .. string.format('%.17g', now_ms / 1000)",
         "inspect: local latest, left = (now + 1e6) / -1e6, '(' .. string.format('%.17g', (window - now) / 1e6)",
+        "inspect: local left = '(' .. string.format('%.17g', now / -8388608)",
         "override: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
         "pause: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
         "adapt: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
@@ -457,17 +466,17 @@ fn an_inspection_counts_the_starts_of_a_window() {
         let _: u64 = server.command(&["ZADD", "semaphore:{x}", &score, &format!("r:{i}")]);
     }
     let mut connection = connection(&server);
-    let mut used = |starts: &str| -> [i64; 8] {
+    let mut used = |starts: &str| -> [i64; 9] {
         let (reply, members) = call(&mut connection, "inspect", &["10", starts, "60000000"]);
         assert_eq!(members, 5, "it only reads");
         FromRedisValue::from_redis_value(Value::Array(reply)).unwrap()
     };
     let [now, in_use, waiting, listed, none @ ..] = used("0");
     assert_eq!([in_use, waiting, listed], [0; 3]);
-    assert_eq!(none, [0, 60_000_000, 0, 0], "no rate is known");
-    assert_eq!(used("4")[4..], [4, 60_000_000, 3, 0]);
+    assert_eq!(none, [0, 60_000_000, 0, 0, 0], "no rate is known");
+    assert_eq!(used("4")[4..], [4, 60_000_000, 3, 0, 0]);
     for (starts, opens_in) in [("3", 40.0), ("2", 50.0), ("1", 60.5)] {
-        let [.., started, opening] = used(starts);
+        let [.., started, opening, _] = used(starts);
         let differs = (opening - now) as f64 / 1e6 - opens_in;
         assert_eq!(started, 3);
         assert!(differs.abs() < 0.4, "{starts}: {differs}");
@@ -483,8 +492,8 @@ fn an_inspection_passes_over_a_rate_that_is_no_number() {
         let _: u64 = server.command(&["ZADD", "semaphore:{x}", "19000000000000", id]);
     }
     let reply: Vec<Value> = invoke(&mut connection, "inspect", &["10", "0", "0"]);
-    assert_eq!(reply[4..8], [0, 0, 0, 0].map(Value::Int));
-    assert_eq!(reply.len(), 8 + 2 * 3 + 2 * 3, "and lists them");
+    assert_eq!(reply[4..9], [0; 5].map(Value::Int));
+    assert_eq!(reply.len(), 9 + 2 * 3 + 2 * 3, "and lists them");
 }
 
 /// The clock stepped back by an hour after a rate of 4,000 was used up.

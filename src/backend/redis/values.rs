@@ -143,7 +143,7 @@ pub(super) fn pairs(items: &[Value]) -> impl Iterator<Item = (&Value, &Value)> {
 }
 
 /// The distance between the numbers that tell of one budget and of the next.
-const BUDGETS: i64 = 1_000_000_000_000;
+const BUDGETS: u64 = 1_000_000_000_000;
 
 pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
     match value {
@@ -156,9 +156,9 @@ pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
         Value::Int(-5) => Some(PlaceStatus::LimitFull(0)),
         Value::Int(-6) => Some(PlaceStatus::LimitFull(1)),
         Value::Int(-7) => Some(PlaceStatus::LimitFull(2)),
-        Value::Int(below) if *below <= -BUDGETS => {
-            let (budget, ms) = (-below / BUDGETS - 1, -below % BUDGETS);
-            Some(PlaceStatus::NoBudget(u8::try_from(budget).ok()?, ms.unsigned_abs()))
+        Value::Int(below) if *below < 0 && below.unsigned_abs() >= BUDGETS => {
+            let (number, ms) = (below.unsigned_abs() / BUDGETS, below.unsigned_abs() % BUDGETS);
+            Some(PlaceStatus::NoBudget(u8::try_from(number - 1).ok()?, ms))
         }
         Value::Int(below) if *below < -7 => Some(PlaceStatus::NoStart(below.unsigned_abs() - 7)),
         value => number(value).filter(|ticket| *ticket >= TICKET_MIN).map(waiting),
@@ -235,7 +235,7 @@ mod tests {
         let line = claim.line().unwrap().number();
         let [waits, holds] = [1, 2].map(|n| PlaceId { n, claim: Some(claim), ..PlaceId::FIRST });
         let text = |text: String| Value::BulkString(text.into_bytes());
-        let mut items = [1_795_169_853_126_543, 1, 1, 2, 0, 0, 0, 0].map(Value::Int).to_vec();
+        let mut items = [1_795_169_853_126_543, 1, 1, 2, 0, 0, 0, 0, 0].map(Value::Int).to_vec();
         for id in [waits, holds] {
             items.extend([text(id.to_string()), text("11795169853127".to_owned())]);
         }
@@ -278,7 +278,7 @@ mod tests {
             (plain, 1_795_169_853_999, None),
             (waits, 1_795_169_854_000, Some(TICKET_MIN + 7)),
         ];
-        let budgets = vec![(35, 1_795_153_861_111_710)];
+        let budgets = vec![(35, 1_795_153_861_134_537)];
         let now = 1_795_169_853_126_543;
         let all = Listing { now, in_use: 4, waiting: 1, places, rate: None, budgets };
         assert_eq!(items(10, [0; 4]), Some(all.clone()));

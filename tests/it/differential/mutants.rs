@@ -304,7 +304,7 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 8] = [
 ];
 
 /// The same for places with rates.
-const RATE_MUTANTS: [(&str, &str, &str); 40] = [
+const RATE_MUTANTS: [(&str, &str, &str); 39] = [
     ("rate", "  if opening > now then\n", "  if false then\n"),
     ("rate", "  if rank < 0 then return math.huge end\n", ""),
     ("rate", "+ 0.5) + window", "+ 0.5)"),
@@ -339,11 +339,14 @@ const RATE_MUTANTS: [(&str, &str, &str); 40] = [
     ("acquire", "(next_turn or has_claim))", "next_turn)"),
     ("room", "or at ~= nil and tonumber", "or false and tonumber"),
     ("acquire", " and not (is_rated and opening_of(id, all - units)) then", " then"),
-    ("acquire", "1000, id, started, 'r' .. number)", "1000, id)"),
-    ("acquire", "queued .. id, started, 'r' .. number)", "queued .. id)"),
+    (
+        "acquire",
+        "        writes[#writes + 1] = 'r' .. sub(id, 1, at - 1)\n",
+        "        writes[#writes] = nil\n",
+    ),
     ("reassert", "      if proof == 99999999999999 then start(id) end\n", ""),
     ("reassert", "if proof == 99999999999999 then start", "if digits and proof > 9e13 then start"),
-    ("acquire", "or 0) >= -33554432 then", "or 0) >= -1e99 then"),
+    ("acquire", "or 0) >= -1000000000\n", "or 0) >= -1e99\n"),
     ("acquire", " or ttl < kept_ms + 1 then", " then"),
     ("answer", "'-33554432', '-0", "'-inf', '-0"),
     ("again", "    call_again = -math.ceil", "    call_again = 0 * math.ceil"),
@@ -360,7 +363,7 @@ const RATE_MUTANTS: [(&str, &str, &str); 40] = [
 ];
 
 /// The same for places that take of budgets.
-const BUDGET_MUTANTS: [(&str, &str, &str); 33] = [
+const BUDGET_MUTANTS: [(&str, &str, &str); 32] = [
     ("charges", "and math.max(full_at[number], now) or now", "and full_at[number] or now"),
     ("charges", " + 1000000 and", " + 1e15 and"),
     ("used", " + 1000000 and", " + 1e15 and"),
@@ -370,7 +373,7 @@ const BUDGET_MUTANTS: [(&str, &str, &str); 33] = [
     ("charges", "    if us == 0 then return end\n", ""),
     ("charges", "math.min(begins + us, now + 2 * burst)", "begins + us"),
     ("charges", "full_at[number] = begins - us", "full_at[number] = begins - 0"),
-    ("charges", "(redis.call('ZSCORE', key, 'b' .. number) or 0)", "0"),
+    ("charges", "(redis.call('ZMSCORE', key, 'b' .. number)[1] or 0)", "0"),
     ("charges", "(not last or opening > last)", "not last"),
     ("charges", "    at = at + 21\n", "    at = nil\n"),
     ("charges", "before + us - burst", "before + us"),
@@ -391,7 +394,6 @@ const BUDGET_MUTANTS: [(&str, &str, &str); 33] = [
     ("acquire", "          fits = fits and not opening_of(ARGV[i], 1, taken)\n", ""),
     ("acquire", "charged_at + 21), 36) <= now", "charged_at + 21), 36) <= 2 * now"),
     ("acquire", " and string.byte(id, charged_at + 22) < 48", ""),
-    ("acquire", "        kept_ms = math.max(kept_ms, (full_at - now) / 1000)\n", ""),
     ("acquire", "if budget then refused = refused + 7 - budget * 1e12 end", ""),
     ("acquire", "        if is_rated or is_charged then\n", "        if is_rated then\n"),
     ("release", "  --@used\n", ""),
