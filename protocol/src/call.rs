@@ -25,8 +25,9 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call without limits, which the session fills in.
-    pub(crate) const fn of(op: Op) -> Self {
+    /// A call without limits, which a session fills in.
+    #[must_use]
+    pub const fn of(op: Op) -> Self {
         Self {
             limit: 0,
             headroom: 0,

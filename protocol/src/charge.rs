@@ -175,19 +175,14 @@ impl Used {
     pub const MAX: u64 = 3 * Charge::BURST_MAX;
     /// Bytes of the text of one charge.
     const LEN: usize = 16;
+    /// Nothing.
+    pub const NOTHING: Self = Self([UsedOf { used: 0, ahead: 0 }; Charges::MAX]);
 
     /// As much as was charged.
     #[must_use]
     pub fn as_charged(charges: Charges) -> Self {
         let used_of = |charge: Charge| UsedOf { used: charge.taken(), ahead: 0 };
         Self(charges.charges.map(|charge| charge.map_or_else(UsedOf::default, used_of)))
-    }
-
-    /// Nothing.
-    #[must_use]
-    pub fn nothing(charges: Charges) -> Self {
-        let is_any = |charge: Option<Charge>| charge.map(|_| UsedOf::default()).unwrap_or_default();
-        Self(charges.charges.map(is_any))
     }
 
     /// The same, but not less than was charged.

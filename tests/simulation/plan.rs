@@ -354,6 +354,14 @@ pub struct AskPlan {
     pub budget: Option<BudgetPlan>,
 }
 
+impl AskPlan {
+    /// One permit for a tenant, and nothing else.
+    #[must_use]
+    pub const fn of(tenant: u16) -> Self {
+        Self { tenant, weight: 1, class: 0, cost: 1, each: 0, also: [None; 2], budget: None }
+    }
+}
+
 /// What a request takes of a budget of 100, and what of that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetPlan {
@@ -953,13 +961,10 @@ impl Plan {
             }
             let tenants: Vec<_> = (0..rng.pick(&[2, 2, 3, 5, 12]))
                 .map(|tenant| AskPlan {
-                    tenant,
                     weight: rng.pick(&[1, 1, 1, 2, 3, 64]),
                     class: rng.pick(&[0, 0, 0, 1, 7]),
-                    cost: 1,
                     each: rng.pick(&[0, 0, 0, 1, 2, 4]),
-                    also: [None; 2],
-                    budget: None,
+                    ..AskPlan::of(tenant)
                 })
                 .collect();
             let cost_max = rng.pick(&[1, 1, 2, 3, 5]);
@@ -1217,15 +1222,7 @@ impl Plan {
             for number in 0..many {
                 let at = comes + rng.between(0, spread);
                 let tenant = u16::try_from(process * many + number).unwrap_or(0);
-                let ask = AskPlan {
-                    tenant,
-                    weight: 1,
-                    class: 0,
-                    cost: 1,
-                    each: 0,
-                    also: [None; 2],
-                    budget: None,
-                };
+                let ask = AskPlan::of(tenant);
                 let (name, ask, wait) = (0, Some(ask), rng.pick(&[0, 1000, 3000]));
                 let hold = rng.between(5, 50);
                 let plan =

@@ -22,15 +22,7 @@ const PROBES: u64 = 4000;
 /// How long after the end of the load the overrides are cleared. All operators' calls have ended by then.
 const CLEARS: u64 = 1500;
 /// The claim of these requests if tenants share a name.
-const PROBE: AskPlan = AskPlan {
-    tenant: 60_000,
-    weight: 1,
-    class: 0,
-    cost: 1,
-    each: 0,
-    also: [None; 2],
-    budget: None,
-};
+const PROBE: AskPlan = AskPlan::of(60_000);
 /// The time at which a run begins, in µs since 1970.
 const EPOCH: u64 = 1_700_000_000_000_000;
 /// How rarely releases that were refused for long are tried again, in ms.

@@ -311,7 +311,7 @@ impl Place {
     fn used_of(&self, charges: Charges, now: Time) -> Option<Used> {
         let used = match &self.used {
             Some(used) => Some(used.at(now)),
-            None if !self.taken || self.linger == Linger::Spared => Some(Used::nothing(charges)),
+            None if !self.taken || self.linger == Linger::Spared => Some(Used::NOTHING),
             None => None,
         };
         if self.recounted { used.map(|used| used.at_least(charges)) } else { used }

@@ -175,19 +175,7 @@ pub(crate) fn decode_wire(
         _ => Op::Audit { most: 1000 },
     };
     let answer = decode(
-        &AddressedCall {
-            key: "x".into(),
-            node,
-            call: Call {
-                limit: 1,
-                headroom: 0,
-                for_all: false,
-                max_waiting: 0,
-                recalls: false,
-                used: Vec::new(),
-                op,
-            },
-        },
+        &AddressedCall { key: "x".into(), node, call: Call { limit: 1, ..Call::of(op) } },
         &value,
     );
     if let Ok(reply) = &answer {

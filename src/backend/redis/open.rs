@@ -154,15 +154,7 @@ impl RedisBackend {
         let calls = [acquire, Op::Release { ids }].map(|op| AddressedCall {
             key: Arc::clone(&key),
             node,
-            call: Call {
-                limit: 0,
-                headroom: 0,
-                for_all: true,
-                max_waiting: 0,
-                recalls: false,
-                used: Vec::new(),
-                op,
-            },
+            call: Call { for_all: true, ..Call::of(op) },
         });
         for answer in self.in_time(opened.send(Arc::from(calls))).await?? {
             if let Answer::Failed(error) | Answer::Refused(error) = answer {

@@ -112,14 +112,18 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     clippy::cast_sign_loss,
     reason = "a whole number of at most 53 bits, or taken into range"
 )]
-fn budget((member, score): (&Value, &Value)) -> Option<(u32, u64)> {
-    fn text(value: &Value) -> Option<&str> {
-        let Value::BulkString(text) = value else { return None };
-        std::str::from_utf8(text).ok()
-    }
+fn budget((member, score_of): (&Value, &Value)) -> Option<(u32, u64)> {
     let number = Tenant::parse(text(member)?.strip_prefix('b')?)?.number();
-    let score: f64 = text(score)?.parse().ok()?;
-    Some((number, (score * -8_388_608.0) as u64))
+    Some((number, (score(score_of)? * -8_388_608.0) as u64))
+}
+
+fn text(value: &Value) -> Option<&str> {
+    let Value::BulkString(text) = value else { return None };
+    std::str::from_utf8(text).ok()
+}
+
+fn score(value: &Value) -> Option<f64> {
+    text(value)?.parse().ok()
 }
 
 /// Returns the ticket of a place in a line from its score, -l + k·2⁻²⁸. That of a held place is not negative.
@@ -129,10 +133,7 @@ fn budget((member, score): (&Value, &Value)) -> Option<(u32, u64)> {
     reason = "a whole number in range, or taken into it"
 )]
 fn ticket_in_line(claim: Claim, score: &Value) -> Option<Option<u64>> {
-    let score: f64 = match score {
-        Value::BulkString(text) => std::str::from_utf8(text).ok()?.parse().ok()?,
-        _ => return None,
-    };
+    let score = self::score(score)?;
     let line = claim.line().map_or(0, LineId::number);
     let k = (score + f64::from(line)) * (LINE_MAX + 1) as f64;
     Some((score < 0.0).then_some(TICKET_MIN + k.clamp(0.0, LINE_MAX as f64) as u64))

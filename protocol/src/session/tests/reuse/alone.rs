@@ -335,15 +335,7 @@ fn a_place_whose_lease_has_ended_there_does_not_stand_in_the_queue() {
     // One waits, and it is not this process's.
     let (id, sent) = (rig.id(waits), rig.now());
     let op = Op::Renew { lease_ms: 3000, ids: Ids::from_buf([id]) };
-    let reply = rig.carry_out(&Call {
-        limit: 1,
-        headroom: 0,
-        for_all: false,
-        max_waiting: 100,
-        used: Vec::new(),
-        recalls: false,
-        op: op.clone(),
-    });
+    let reply = rig.carry_out(&Call { limit: 1, max_waiting: 100, ..Call::of(op.clone()) });
     assert_eq!(reply.usage.unwrap().waiting, 1);
     rig.reply(&op, &reply, sent);
     rig.leave(waits);

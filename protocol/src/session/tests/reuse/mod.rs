@@ -74,15 +74,7 @@ impl Rig {
     fn renew(&mut self, index: usize) {
         let (id, sent, limit) = (self.id(index), self.now(), self.limit);
         let op = Op::Renew { lease_ms: 3000, ids: Ids::from_buf([id]) };
-        let reply = self.carry_out(&Call {
-            limit,
-            headroom: 0,
-            for_all: false,
-            max_waiting: 100,
-            used: Vec::new(),
-            recalls: false,
-            op: op.clone(),
-        });
+        let reply = self.carry_out(&Call { limit, max_waiting: 100, ..Call::of(op.clone()) });
         self.reply(&op, &reply, sent);
     }
 }
