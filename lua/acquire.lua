@@ -22,7 +22,8 @@
 --   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
 --                                 more than that of the last in the line
 --   q<id>, 2q<id> ... <cost>q<id>  score: f: it holds, one member for each permit
---   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua
+--   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua;
+--                                 below -(2^29): it is asleep; see asleep.lua
 --
 -- A place with further limits tells them before that '-', or else the '.': '+', then the number of its line L (5
 -- digits, from 2^24 on), then for each limit its number g (5) and its cap (5); and 8 is added to its class. Places of
@@ -33,10 +34,11 @@
 --   x<L, 5 digits>                score: 2e13 + f, while the line exists
 --   x                             score: +inf, while any such line exists
 -- And each budget g of which any place has taken has the member
---   b<g, 5 digits>                score: -(us at which it is full again) * 2^-23
+--   b<g, 5 digits>                score: -(us at which it is full again) * 2^-23; of a tenant if g begins with a letter
+--   s                             score: +inf, while any line is asleep
 --
--- So the ranges of scores are, from the lowest: grants, budgets (from -1e9 on), lines, lines that are parked, permits by tenant, further
--- permits without one, lease ends (with a claim alone, without one, in a line), tenants of lines from 2e13 on, permits
+-- So the ranges of scores are, from the lowest: grants, lines that are asleep (from -1e9 on), budgets (from -(2^29) on),
+-- lines, lines that are parked, permits by tenant, further permits without one, lease ends (with a claim alone, without one, in a line), tenants of lines from 2e13 on, permits
 -- by limit from 5e13 on, tickets from 1e14 on, turns from 2^52 on. The permits that f has in use, or that are in use
 -- under g, are the members of one score; all in use are those from 0 to 1e13, less the tickets. A set is plain if no
 -- place in it has a claim: it has no score below 1e12, and much of the work falls away: see kind.lua.
@@ -188,7 +190,7 @@ local for_all, frees = ARGV[2] == '1', leaving > 0
 --@kind
 --@lease
 local sub, byte = string.sub, string.byte
-local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo, charges
+local line_of, cost_of, lease_of, settle, leave, further, asleep, room_of, never_fits, opening_of, start, undo, charges
 local turn = nil
 if not is_plain then
   turn = {}
@@ -210,13 +212,15 @@ if not is_plain then
       local is_further = false
       for i = first, last do is_further = is_further or byte(ARGV[i], -16) == 46 and byte(ARGV[i], -3) > 55 end
       if turn[1] or is_further then turn = leave(ARGV, 11, first - 1, turn, is_further) end
+      if asleep then turn = asleep.rouse() end
     end
     if not opening_of and (is_second or is_rated or is_charged) then
       --@rate
     end
     -- Whether all can be granted at once: no waiting place could be served, and no cap forbids it. Without claims, a reply
     -- in short tells that no place waits, so none does.
-    if not is_tried and (not turn[1] or claims and turn[2] == 'inf' and (is_second or leaving == 0)) then
+    local is_quiet = turn[2] == 'inf' and (is_second or leaving == 0 and turn[1] ~= 's')
+    if not is_tried and (not turn[1] or claims and is_quiet) then
       is_tried = true
       local writes, count, all, room = {}, 0, units, limit
       local fits, seen, share, of_call, has, turns, under = true, nil, nil, nil, nil, nil, nil
@@ -376,7 +380,7 @@ for i = 1, count do
     status = tonumber(stands or 1)
     if digits then status = status < 0 and 1e14 + (status + f) * 268435456 or 1 end
   else
-    local line, to, terms, spot = queue, f > 1 and 1 - f or '-0.000000003', nil, nil
+    local line, to, terms, spot, sleeps_until = queue, f > 1 and 1 - f or '-0.000000003', nil, nil, nil
     if f > 16777215 then
       -- It is judged by what is in use, and by where lines are parked, with all newcomers before it.
       --@add
@@ -393,7 +397,8 @@ for i = 1, count do
     if has_claim then
       cost, class = cost_of(id), tonumber(sub(id, -3, -3), 36) % 8
       local each = tonumber(sub(id, -8, -4), 36)
-      local opens, budget = opening_of(id, cost)
+      local opens, budget, own_opens = opening_of(id, cost)
+      sleeps_until = own_opens
       if class > 0 then room = limit - headroom end
       if tenant then
         if not has[tenant] and (each > 0 or is_compared) then
@@ -427,10 +432,12 @@ for i = 1, count do
       if not spot and (refused == -1 or refused < -7) then
         local level = math.floor(units * 64 / (digits and tonumber(sub(id, -10, -9), 36) or 1))
         own_turn = ((level + 1) * 4503599627370496 + now) * 2 ^ (80 * class)
+      else
+        sleeps_until = nil
       end
       leads = own_turn < (next_turn or math.huge) or own_turn == next_turn and f < next_f
       -- The first of the queue came before it.
-      if terms and (spot or not tenant and next_turn and next_f == 0) then leads = false end
+      if sleeps_until or terms and (spot or not tenant and next_turn and next_f == 0) then leads = false end
     end
     if refused == -4 then
       status = -4
@@ -479,6 +486,14 @@ for i = 1, count do
         if line == 0 then
           -- Without a tenant, the turn of a line is what its first ticket tells: ms.
           if terms and not (tenant or spot) then own_turn = 4503599627370496 + now_ms * 1000 end
+          if sleeps_until then
+            if not asleep then
+              --@asleep
+            end
+            own_turn = asleep.score(sleeps_until)
+            writes[#writes + 1] = 'inf'
+            writes[#writes + 1] = 's'
+          end
           turns[digits], seen[digits] = own_turn, true
           writes[#writes + 1] = own_turn
           writes[#writes + 1] = 't' .. digits

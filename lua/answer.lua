@@ -8,6 +8,8 @@
 local waiting = is_plain and queue or queue + redis.call('ZCOUNT', key, '-33554432', '-0.000000003')
 if waiting == 0 then
   earliest = 0
+  -- What was asleep may have been swept.
+  if asleep then asleep.first() end
 else
   --@again
   if call_again then

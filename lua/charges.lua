@@ -15,8 +15,8 @@
 --
 -- Needs     key, now; charges: declared
 -- Leaves    charges.opening_of(member, taken), which returns nil if its budgets allow this place now; else from when on
---           they do, in us, and the index of the last of them; taken: what others take that are granted with it, by
---           budget, to which it adds, or nil. charges.take(id): it is granted; returns when the last of its budgets will
+--           they do, in us, the index of the last of them, and from when on those of its tenant do, nil if they do
+--           now; taken: what others take that are granted with it, by budget, to which it adds, or nil. charges.take(id): it is granted; returns when the last of its budgets will
 --           be full. charges.undo(id): takes that back
 -- Cost      1 command for each budget when it is first asked for; of take and undo: 1, sometimes 3
 
@@ -41,14 +41,16 @@ local function each(member, visit)
 end
 
 function charges.opening_of(member, taken)
-  local last, last_index = nil, nil
+  local last, last_index, own = nil, nil, nil
   each(member, function(number, us, burst, begins, index)
     local before = taken and taken[number] or 0
     local opening = begins + before + us - burst
     if taken then taken[number] = before + us end
     if opening > now and (not last or opening > last) then last, last_index = opening, index end
+    -- See asleep.lua.
+    if opening > now and string.byte(number) > 57 and (not own or opening > own) then own = opening end
   end)
-  return last, last_index
+  return last, last_index, own
 end
 
 function charges.take(id)

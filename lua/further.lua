@@ -170,7 +170,8 @@ function further.settle(digits, before)
     return nil
   end
   before = tonumber(before or redis.call('ZMSCORE', key, 't' .. digits)[1] or 0)
-  if before < 0 then
+  -- Or it was asleep.
+  if before < 0 and before > -33554432 then
     local spot = parts_of(before)
     for _, own in ipairs(terms_of(head).spots) do
       if own == spot then return before end
@@ -249,7 +250,9 @@ local function retime(f, weight, spots)
   local units, writes = used(f), {}
   for i, score in ipairs(redis.call('ZMSCORE', key, unpack(lines))) do
     local turn, anew = tonumber(score or 'inf'), nil
-    if turn < 0 then
+    if turn < -33554432 then
+      further.settle(sub(lines[i], 2), turn)
+    elseif turn < 0 then
       local spot, code = parts_of(turn)
       local rank = rank_of(floor(code / 8589934592), units, weight)
       if floor(code / 16777216) ~= rank then

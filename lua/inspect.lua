@@ -74,7 +74,7 @@ if starts > 0 then
   end
 end
 local left = '(' .. string.format('%.17g', now / -8388608)
-local budgets = redis.call('ZRANGEBYSCORE', key, '-1000000000', left, 'WITHSCORES', 'LIMIT', 0, 100)
+local budgets = redis.call('ZRANGEBYSCORE', key, '-536870912', left, 'WITHSCORES', 'LIMIT', 0, 100)
 local reply = { now, in_use, waiting, #leases / 2, starts, window, started, opening, #budgets / 2 }
 for i = 1, #leases do reply[#reply + 1] = leases[i] end
 for i = 1, #budgets do reply[#reply + 1] = budgets[i] end

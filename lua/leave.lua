@@ -4,11 +4,12 @@
 -- A piece of the scripts, inserted where one has `--@leave`, behind `--@settle`. It creates functions; so it is
 -- inserted after the path of an uncontended call.
 --
--- Needs     what further.lua needs; line_of; leave: declared
+-- Needs     what further.lua needs; line_of; leave, asleep: declared
 -- Leaves    leave(ids, from, to, turn, is_further): those from ids[from] to ids[to] have left, or none if `to` is less.
 --           turn: the first of all turns, if it is known; it returns that as it is then. It leaves `further` if the set
---           has lines of places with further limits, or is_further
--- Cost      1 command, and what settling costs; 1 more if settling does not show whose turn it is. If the set has lines
+--           has lines of places with further limits, or is_further; and `asleep` if lines are asleep
+-- Cost      1 command, and what settling costs; 1 more if settling does not show whose turn it is, 2 more if lines are
+--           asleep. If the set has lines
 --           of places with further limits, 1 more for each tenant and each limit, and what further.lua costs
 
 function leave(ids, from, to, turn, is_further)
@@ -26,9 +27,13 @@ function leave(ids, from, to, turn, is_further)
     end
   end
   for i = 1, lines and #lines or 0 do members[#tenants + i] = 't' .. lines[i] end
-  members[#members + 1] = 'x'
+  local count = #members
+  members[count + 1], members[count + 2] = 'x', 's'
   local turns = redis.call('ZMSCORE', key, unpack(members))
-  local has_further = turns[#members]
+  local has_further = turns[count + 1]
+  if not asleep and turns[count + 2] then
+    --@asleep
+  end
   if not further and (has_further or is_further) then
     --@further
   end
@@ -41,9 +46,11 @@ function leave(ids, from, to, turn, is_further)
       if turns[i] then settle(digits, turns[i]) end
     end
     further.make_up(ids, from, to)
+    if asleep then asleep.first() end
     return redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   end
-  local unknown = false
+  -- What was asleep may have left.
+  local unknown = asleep ~= nil
   for i, digits in ipairs(tenants) do
     -- Without a turn the tenant has no line: nothing to settle.
     if turns[i] then
@@ -58,6 +65,7 @@ function leave(ids, from, to, turn, is_further)
       end
     end
   end
+  if asleep then asleep.first() end
   if unknown then
     turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   end

@@ -16,7 +16,8 @@
 -- Each head is judged by the limit in its id, and all that wait do so behind it: passing over a head would starve the
 -- lower limit, the larger cost, or the rate that has to be waited for. A call that frees permits goes on past its own
 -- limit, because the head may have a higher one. A head that could never be served, because the limit was lowered since
--- it came, stops its line, and the next turn is examined.
+-- it came, stops its line, and the next turn is examined; one that finds too little of a budget of its tenant puts it
+-- to sleep: see asleep.lua.
 --
 -- Places without a tenant form one more line, of weight 1 and class 0. Its turn is not stored; it is computed when it
 -- is compared.
@@ -27,7 +28,7 @@
 -- Needs     queued, key, now, is_plain, limit, for_all, frees, node, counted, in_use, queue, budget; asked: members
 --           whose scores are looked up along with the lease ends of those granted; unless is_plain: turn, and what
 --           claim.lua, settle.lua, leave.lua, room.lua and rate.lua leave; further, if the set has lines of places with
---           further limits
+--           further limits; asleep: declared
 -- Leaves    most: the number of permits in use up to which it granted; own; in_use and queue, updated; gone: whether
 --           any place was taken out; scores: those of the first of `asked`, stale if any place is gone, and nil if
 --           none were looked up. If permits are free: next_turn, next_head, next_f, next_cost, next_room of the place
@@ -127,15 +128,23 @@ while repeats do
       end
       if head then
         next_turn, next_head, next_room = score, head, room_of(head)
-        local opens = opening_of(head, next_cost)
+        local opens, _, own_opens = opening_of(head, next_cost)
         local never = next_cost > next_room or opens == math.huge
-        if next_room <= 0 or budget <= 0 or not never and (opens or in_use + next_cost > next_room) then break end
+        local sleeps = own_opens and not never
+        local waits = not (never or sleeps) and (opens or in_use + next_cost > next_room)
+        if next_room <= 0 or budget <= 0 or waits then break end
         local parks, is_back = false, false
-        if line and not never then parks, is_back = further.park(line) end
-        if never or parks then
+        if line and not (never or sleeps) then parks, is_back = further.park(line) end
+        if never or sleeps or parks then
           budget, head = budget - 1, nil
           if never then
             redis.call('ZADD', key, 'inf', member)
+            if line then further.come_back(line.terms) end
+          elseif sleeps then
+            if not asleep then
+              --@asleep
+            end
+            asleep.put(member, own_opens)
             if line then further.come_back(line.terms) end
           elseif not is_back and queue == 0 then
             turn = second

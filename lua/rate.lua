@@ -16,8 +16,9 @@
 --
 -- Needs     key, now; opening_of, start, undo, charges: declared
 -- Leaves    opening_of(member, cost, taken), which returns nil if the rate of this place allows so many permits now and
---           its budgets allow its charges, or it has none; else from when on they do, in us, and the index of the budget
---           that is the last to do so, if one is; math.huge: the rate never does. taken: see charges.lua.
+--           its budgets allow its charges, or it has none; else from when on they do, in us, the index of the budget
+--           that is the last to do so, if one is, and from when on those of its tenant do, if not now; math.huge: the
+--           rate never does. taken: see charges.lua.
 --           start(id): notes that the place is granted, right after opening_of of it. undo(ids): takes that back
 -- Cost      with a rate, of opening_of: 1 command, 1 more if the window is full, 3 more if any are ahead; of start: 2,
 --           sometimes 3, 2 more if grants have left the window. With charges, what charges.lua costs, and 1 for start
@@ -61,9 +62,9 @@ function opening_of(member, cost, taken)
   if not charges then
     --@charges
   end
-  local by_budget, index = charges.opening_of(member, taken)
-  if by_budget and by_budget > (by_rate or 0) then return by_budget, index end
-  return by_rate
+  local by_budget, index, own = charges.opening_of(member, taken)
+  if by_budget and by_budget > (by_rate or 0) then return by_budget, index, own end
+  return by_rate, nil, own
 end
 
 -- Notes the starts of a place with a rate. Returns for how long they are kept, in us.

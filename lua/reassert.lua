@@ -38,7 +38,7 @@ local lease_end = now_ms + lease_ms
 --@lease
 --@queued
 --@kind
-local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo, charges
+local line_of, cost_of, lease_of, settle, leave, further, asleep, room_of, never_fits, opening_of, start, undo, charges
 if not is_plain then
   --@claim
   --@settle
@@ -145,6 +145,7 @@ for _, digits in ipairs(lines) do further.settle(digits) end
 for _, digits in ipairs(tenants) do settle(digits) end
 if not (is_plain or further) then leave(ids, 1, 0) end
 if further then further.make_up(left, 1, #left) end
+if asleep then asleep.rouse() end
 
 local all, waiting, turn, units
 --@survey

@@ -55,7 +55,7 @@ local for_all, frees = ARGV[2] == '1', true
 local counted, node = ARGV[4] == '1', ARGV[5]
 --@clock
 --@kind
-local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo, charges
+local line_of, cost_of, lease_of, settle, leave, further, asleep, room_of, never_fits, opening_of, start, undo, charges
 if not is_plain then
   -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   if last == 5 then redis.call('ZREM', key, '') end
@@ -65,6 +65,7 @@ if not is_plain then
   --@room
   --@rate
   turn = leave(ARGV, 6, claims and last or 5, turn)
+  if asleep then turn = asleep.rouse() end
   if turn and not turn[1] then return {} end
 end
 --@sweep

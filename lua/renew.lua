@@ -33,7 +33,7 @@ local lease_end = now_ms + lease_ms
 -- Sweep first: a late renewal must not bring back a place whose lease has ended.
 --@queued
 --@kind
-local line_of, cost_of, lease_of, settle, leave, further, room_of, never_fits, opening_of, start, undo, charges
+local line_of, cost_of, lease_of, settle, leave, further, asleep, room_of, never_fits, opening_of, start, undo, charges
 if not is_plain then
   --@claim
   --@settle
@@ -104,11 +104,12 @@ if #lines > 0 then
       -- Settle stopped lines again, because the limit may have changed.
       if tonumber(digits, 36) < 16777216 then settle(digits) else further.settle(digits, turns[i]) end
       turn = nil
-    elseif further and turns[i] and tonumber(turns[i]) < 0 then
+    elseif further and turns[i] and tonumber(turns[i]) < 0 and tonumber(turns[i]) > -33554432 then
       if further.renewed(digits, turns[i]) then turn = nil end
     end
   end
 end
+if asleep then turn = asleep.rouse() end
 --@survey
 local asked = {}
 --@promote

@@ -16,7 +16,7 @@ local id, take = ARGV[1], ARGV[2] == '1'
 --@queued
 local lease_end = redis.call('ZMSCORE', key, id)[1]
 if not lease_end then return -1 end
-local line_of, cost_of, lease_of, settle, leave, further
+local line_of, cost_of, lease_of, settle, leave, further, asleep
 --@claim
 if take then
   if string.byte(id, -16) == 46 then
@@ -25,6 +25,7 @@ if take then
     local ids, from, to, removed = { id }, 1, 1, 0
     --@take
     leave(ids, 1, 1)
+    if asleep then asleep.first() end
   else
     redis.call('ZREM', key, id, queued .. id)
   end

@@ -102,7 +102,7 @@ impl Ask {
     /// Sets the tenant of the request.
     ///
     /// Requests without a tenant wait in one line, in the order of their arrival. Those among them that set a weight, a
-    /// class or a cap count as one tenant.
+    /// class or a cap, or take of a budget of [each](Budget::each) tenant, count as one tenant.
     ///
     /// Fairness is only as good as the identity: take it from authentication, not from a value that clients choose.
     ///
@@ -250,7 +250,8 @@ impl Ask {
     /// [`Permit::settle`](crate::Permit::settle) for what it truly used.
     ///
     /// Who is next and has too little waits, and all behind it wait, too, whatever they ask for: unlike a
-    /// [further limit](Self::also), a budget that is used up delays everybody. An estimate above the budget's
+    /// [further limit](Self::also), a budget that is used up delays everybody. One of [each](Budget::each) tenant delays
+    /// that tenant alone: of its requests with the same further limits, all behind the first one that waits. An estimate above the budget's
     /// [burst](Budget::burst) is rejected with [`CostTooHigh`](RejectReason::CostTooHigh). An estimate of 0 takes nothing, and
     /// is granted unless others have used more than there was. Up to
     /// [`MAX_BUDGETS`](Self::MAX_BUDGETS) budgets with different names; a request with more is rejected with
@@ -356,7 +357,9 @@ impl Ask {
         if cost > Self::MAX_COST {
             return Err(RejectReason::CostTooHigh);
         }
-        let claim = if self.tenant.is_none() && self.terms == (Terms { cost, ..DEFAULT_TERMS }) {
+        let is_nobodys =
+            self.tenant.is_none() && !self.estimates.iter().any(|of| of.budget.is_each());
+        let claim = if is_nobodys && self.terms == (Terms { cost, ..DEFAULT_TERMS }) {
             Claim::without_tenant().with_cost(cost)
         } else {
             Claim::new(numbers.of(self.tenant.as_ref()))
@@ -378,7 +381,8 @@ impl Ask {
             return Err(RejectReason::InvalidLimits);
         }
         estimates.iter().try_fold(claim, |claim, Estimate { budget, units }| {
-            let charge = budget.charge(numbers.of_budget(budget.name()), *units);
+            let tenant = budget.is_each().then_some(self.tenant.as_ref());
+            let charge = budget.charge(numbers.of_budget(budget.name(), tenant), *units);
             Ok(claim.charged(charge.ok_or(RejectReason::CostTooHigh)?))
         })
     }

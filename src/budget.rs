@@ -27,7 +27,7 @@ const NAME_MAX: usize = 64;
 /// that takes for an estimate.
 ///
 /// Requests wait for a budget in the order in which they wait for permits, and who is next keeps back those behind it,
-/// whatever they ask for. A loss of data fills the budget. In an outage a
+/// whatever they ask for; unless it is a budget of [each](Self::each) tenant. A loss of data fills the budget. In an outage a
 /// [local share](crate::OnUnavailable::Local) of the limit has the same part of the budget; without a limit, as many
 /// requests as it has permits use up a burst.
 ///
@@ -55,6 +55,7 @@ pub struct Budget {
     amount: u64,
     per: Duration,
     burst: u64,
+    is_each: bool,
 }
 
 impl Budget {
@@ -108,7 +109,7 @@ impl Budget {
                 Self::MAX_PER
             )));
         }
-        Ok(Self { name: name.into(), amount, per, burst: amount })
+        Ok(Self { name: name.into(), amount, per, burst: amount, is_each: false })
     }
 
     /// Sets how much may be used at once, once nothing was used for long enough. The default is the amount, as providers
@@ -146,6 +147,45 @@ impl Budget {
         Ok(self)
     }
 
+    /// Each tenant has one of its own, such as 8,000 tokens a minute for each customer beside 80,000 for all. Where a
+    /// tenant's is used up, its requests wait, and nobody else: what they need is free for other tenants meanwhile.
+    ///
+    /// With an estimate of 1 it is a rate of each tenant. Such a bucket can start twice the amount in a time that begins with
+    /// a full one, unlike [`Policy::rate`](crate::PolicyBuilder::rate), so set a [burst](Self::burst) where that is too many.
+    ///
+    /// Requests without a tenant that take of it count as one tenant.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{Ask, Budget, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let semaphore = Semaphore::in_memory();
+    /// let minute = Duration::from_secs(60);
+    /// let requests = Budget::new("requests", 60, minute)?.burst(1)?.each();
+    /// let policy = Policy::new(10);
+    /// let ask = |tenant| Ask::of("openai").by(tenant).estimate(&requests, 1);
+    ///
+    /// let _permit = semaphore.acquire(ask("acme"), &policy).await?;
+    /// assert!(semaphore.try_acquire(ask("acme"), &policy).await.is_err());
+    /// assert!(semaphore.try_acquire(ask("globex"), &policy).await.is_ok());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn each(mut self) -> Self {
+        self.is_each = true;
+        self
+    }
+
+    /// Returns whether [each](Self::each) tenant has one of its own.
+    #[must_use]
+    pub const fn is_each(&self) -> bool {
+        self.is_each
+    }
+
     /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -176,11 +216,11 @@ impl Budget {
         u64::try_from(us.div_ceil(u128::from(self.amount))).unwrap_or(u64::MAX)
     }
 
-    /// Returns what a request takes that is estimated to use this many units; `hash` is that of the budget's name. `None`:
-    /// more than may be used at once.
+    /// Returns what a request takes that is estimated to use this many units; `hash` is that of the budget's name, and of its
+    /// tenant if each has one. `None`: more than may be used at once.
     pub(crate) fn charge(&self, hash: u64, units: u64) -> Option<Charge> {
-        Charge::of_hash(hash, self.time_of(units), self.time_of(self.burst))
-            .filter(|_| units <= self.burst)
+        let charge = if self.is_each { Charge::of_tenant } else { Charge::of_hash };
+        charge(hash, self.time_of(units), self.time_of(self.burst)).filter(|_| units <= self.burst)
     }
 
     /// Returns how many units may be used at once, if the budget is full again in this time.
@@ -195,11 +235,14 @@ impl Budget {
     }
 }
 
-/// Such as `80000/60s`, or with a burst `80000/60s,burst=20000`.
+/// Such as `80000/60s`, with a burst `80000/60s,burst=20000`, of each tenant `8000/60s,each`.
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{:?}", self.amount, self.per)?;
-        if self.burst < self.amount { write!(f, ",burst={}", self.burst) } else { Ok(()) }
+        if self.burst < self.amount {
+            write!(f, ",burst={}", self.burst)?;
+        }
+        if self.is_each { f.write_str(",each") } else { Ok(()) }
     }
 }
 

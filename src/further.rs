@@ -12,7 +12,14 @@ const NAMES_MAX: usize = 1000;
 #[derive(Debug, Default)]
 pub(crate) struct LimitNames {
     names: BTreeMap<u32, (Name, Name)>,
-    budgets: BTreeMap<u32, Budget>,
+    budgets: BTreeMap<u32, NamedBudget>,
+}
+
+/// A budget, and whose it is if each tenant has one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamedBudget {
+    pub(crate) budget: Budget,
+    pub(crate) tenant: Option<Name>,
 }
 
 impl LimitNames {
@@ -25,19 +32,22 @@ impl LimitNames {
         self.names.entry(number).or_insert_with(|| (limit.clone(), value.clone()));
     }
 
-    /// Notes a budget.
-    pub(crate) fn note_budget(&mut self, number: u32, budget: &Budget) {
-        if self.budgets.get(&number) == Some(budget) {
+    /// Notes a budget of a request of this tenant.
+    pub(crate) fn note_budget(&mut self, number: u32, budget: &Budget, tenant: Option<&Name>) {
+        let tenant = tenant.filter(|_| budget.is_each());
+        let is_known = |of: &NamedBudget| of.budget == *budget && of.tenant.as_ref() == tenant;
+        if self.budgets.get(&number).is_some_and(is_known) {
             return;
         }
         if self.budgets.len() >= NAMES_MAX && !self.budgets.contains_key(&number) {
             self.budgets.clear();
         }
-        self.budgets.insert(number, budget.clone());
+        self.budgets
+            .insert(number, NamedBudget { budget: budget.clone(), tenant: tenant.cloned() });
     }
 
     /// Returns the budgets, by number.
-    pub(crate) const fn budgets(&self) -> &BTreeMap<u32, Budget> {
+    pub(crate) const fn budgets(&self) -> &BTreeMap<u32, NamedBudget> {
         &self.budgets
     }
 

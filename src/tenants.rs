@@ -37,11 +37,17 @@ impl TenantNumbers {
         Tenant::of_hash(first_of(hash))
     }
 
-    /// Returns the hash of a budget by its name, which determines its number.
-    pub(crate) fn of_budget(&self, name: &str) -> u64 {
+    /// Returns the hash of a budget by its name, which determines its number; with that of a tenant, or of the requests
+    /// without one, if each has a budget of its own.
+    pub(crate) fn of_budget(&self, name: &str, of: Option<Option<&Name>>) -> u64 {
         let mut hash = Sha256::clone(&self.salted);
         hash.update("budget ");
         hash.update(name);
+        if let Some(tenant) = of {
+            // No name of a budget has a blank.
+            hash.update(" ");
+            hash.update(tenant.map_or(NO_TENANT, Name::as_str));
+        }
         first_of(hash)
     }
 

@@ -130,9 +130,9 @@ pub(crate) struct Rule {
     also: Vec<Also>,
 
     /// A budget of each key, such as tokens=80000/60s, or with the most that may be used at once
-    /// tokens=80000/60s,burst=20000; up to two. It refills evenly, so a minute can have the burst and the amount. Each request
-    /// takes its --estimate, and waits for that: see --wait
-    #[arg(long, value_name = "NAME=N/TIME[,burst=N]", value_parser = budgets::budget)]
+    /// tokens=80000/60s,burst=20000, or of each tenant tokens=8000/60s,each; up to two. It refills evenly, so a minute can
+    /// have the burst and the amount. Each request takes its --estimate, and waits for that: see --wait
+    #[arg(long, value_name = "NAME=N/TIME[,burst=N][,each]", value_parser = budgets::budget)]
     #[serde(deserialize_with = "budgets::budgets_of_file")]
     budget: Vec<Budget>,
 
@@ -452,7 +452,7 @@ impl Rule {
             );
             return Err(("budget", what));
         }
-        self.budgets().check()
+        self.budgets().check(self.fair_by.is_some())
     }
 
     fn budgets(&self) -> Budgets<'_> {

@@ -45,10 +45,14 @@ pub(crate) struct Budgets<'a> {
     pub(crate) left: &'a [For<HeaderName>],
 }
 
-/// Reads `NAME=N/TIME`, such as `tokens=80000/60s`, or with a burst `tokens=80000/60s,burst=20000`.
+/// Reads `NAME=N/TIME`, such as `tokens=80000/60s`, with a burst `tokens=80000/60s,burst=20000`; `,each` at the end: each
+/// tenant has one.
 pub(crate) fn budget(text: &str) -> Result<Budget, String> {
-    const ALLOWED: &str =
-        "expected NAME=N/TIME, such as tokens=80000/60s or tokens=80000/60s,burst=20000";
+    const ALLOWED: &str = "expected NAME=N/TIME, such as tokens=80000/60s, tokens=80000/60s,burst=20000 or tokens=8000/60s,each";
+    let (text, is_each) = match text.strip_suffix(",each") {
+        Some(text) => (text, true),
+        None => (text, false),
+    };
     let (name, rest) = text.split_once('=').ok_or(ALLOWED)?;
     let (rate, burst) = match rest.split_once(",burst=") {
         Some((rate, burst)) => (rate, Some(burst.parse().map_err(|_| ALLOWED)?)),
@@ -61,6 +65,7 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
         Some(burst) => budget.burst(burst),
         None => Ok(budget),
     });
+    let budget = budget.map(|budget| if is_each { budget.each() } else { budget });
     budget.map_err(|error| error.to_string())
 }
 
@@ -102,8 +107,15 @@ fn find<'a, T>(of: &'a [For<T>], budget: &Budget) -> Option<&'a T> {
 
 impl Budgets<'_> {
     /// Checks the budgets of a rule against each other.
-    pub(crate) fn check(self) -> Result<(), (&'static str, String)> {
+    pub(crate) fn check(self, has_tenants: bool) -> Result<(), (&'static str, String)> {
         let budgets = self.budgets;
+        if let Some(each) = budgets.iter().find(|budget| budget.is_each() && !has_tenants) {
+            let what = format!(
+                "the {} budget is of each tenant, and there are no tenants; set fair-by, too",
+                each.name()
+            );
+            return Err(("budget", what));
+        }
         if budgets.len() > Ask::MAX_BUDGETS {
             let what = format!("{} budgets; expected at most {}", budgets.len(), Ask::MAX_BUDGETS);
             return Err(("budget", what));
@@ -257,6 +269,9 @@ mod tests {
         assert_eq!((tokens.name(), tokens.amount()), ("tokens", 80_000));
         assert_eq!((tokens.per(), tokens.burst_amount()), (Duration::from_secs(60), 80_000));
         assert_eq!(budget("tokens=80000/60s,burst=20000").unwrap().burst_amount(), 20_000);
+        let each = budget("tokens=80000/60s,burst=20000,each").unwrap();
+        assert!(each.is_each() && each.burst_amount() == 20_000 && !tokens.is_each());
+        assert!(budget("tokens=5/60s,each").unwrap().is_each());
         for text in ["", "tokens", "tokens=", "tokens=5", "tokens=5/60", "=5/60s", "tokens=-5/60s"]
         {
             assert!(budget(text).is_err(), "{text}");
@@ -308,13 +323,19 @@ mod tests {
             let settle: Vec<_> = settle.iter().map(|text| field(text).unwrap()).collect();
             let of =
                 Budgets { budgets: &budgets, estimates: &estimates, settle: &settle, left: &[] };
-            of.check().map_err(|(field, what)| format!("{field}: {what}"))
+            of.check(false).map_err(|(field, what)| format!("{field}: {what}"))
         };
         let (a, b) = ("a=5/60s", "b=5/60s");
         assert_eq!(check(&[a], &["header:x"], &["header:y"]), Ok(()));
         assert_eq!(check(&[a, b], &["a=1", "b=header:x"], &["b=header:y"]), Ok(()));
         for (budgets, estimates, settle, said) in [
-            (&[a, b, "c=5/60s"][..], &["1"][..], &[][..], "budget: 3 budgets; expected at most 2"),
+            (
+                &["a=5/60s,each"][..],
+                &["1"][..],
+                &[][..],
+                "budget: the a budget is of each tenant, and there are no tenants; set fair-by, too",
+            ),
+            (&[a, b, "c=5/60s"], &["1"], &[], "budget: 3 budgets; expected at most 2"),
             (&[a, a], &["a=1"], &[], "budget: \"a\" is given twice; expected each name once"),
             (&[], &["1"], &[], "estimate: there is no budget; set budget, too"),
             (&[], &[], &["header:y"], "settle: there is no budget; set budget, too"),

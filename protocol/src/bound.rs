@@ -1,7 +1,7 @@
 //! The limit that a place is judged by.
 
+use super::base36::{read_base36, write_base36};
 use super::bound_rate::BoundRate;
-use super::claim::{read_base36, write_base36};
 
 /// The limit, the headroom and the rate of the policy that a place was requested with.
 ///

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use super::claim::{read_base36, write_base36};
+use super::base36::{read_base36, write_base36};
 
 /// At most this many grants in any window of this length, by the backend's clock.
 ///

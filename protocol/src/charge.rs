@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 
 use smallvec::SmallVec;
 
-use super::claim::{read_base36, write_base36};
+use super::base36::{read_base36, write_base36};
 
 /// What a request takes of a budget: a part of its time.
 ///
@@ -14,7 +14,8 @@ use super::claim::{read_base36, write_base36};
 /// I.371). A request is granted only if that is, with what it takes, no further ahead than the burst.
 ///
 /// The number is a keyed hash of the budget's name, 24 bits wide, as that of a
-/// [further limit](super::FurtherLimit).
+/// [further limit](super::FurtherLimit). A budget that each tenant has for itself has a number above these, from the name
+/// and that of the tenant: where it has too little, it holds up only the tenant's own requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Charge {
     // A part of every place's id, so it is small: the number, then what it takes.
@@ -22,11 +23,14 @@ pub struct Charge {
     burst: u64,
 }
 
-const TAKEN_BITS: u32 = 40;
+/// A day in µs needs no more.
+const TAKEN_BITS: u32 = 37;
 
 impl Charge {
-    /// The highest number.
+    /// The highest number of a budget that all share.
     pub const NUMBER_MAX: u32 = (1 << 24) - 1;
+    /// The lowest and the highest number of a budget of one tenant: to the base 36, these begin with a letter.
+    const TENANTS: (u32, u32) = (10 * 36u32.pow(4), 36u32.pow(5) - 1);
     /// The longest burst: a day, in µs.
     pub const BURST_MAX: u64 = 24 * 60 * 60 * 1_000_000;
     /// Bytes of its text.
@@ -36,16 +40,42 @@ impl Charge {
     /// `None`: it takes more than that, or the burst is 0 or more than a day.
     #[must_use]
     pub fn of_hash(hash: u64, taken: u64, burst: u64) -> Option<Self> {
-        let number = hash % u64::from(Self::NUMBER_MAX) + 1;
+        Self::new(hash % u64::from(Self::NUMBER_MAX) + 1, taken, burst)
+    }
+
+    /// The same of a budget of one tenant; the hash is that of both names.
+    #[must_use]
+    pub fn of_tenant(hash: u64, taken: u64, burst: u64) -> Option<Self> {
+        let (first, last) = (u64::from(Self::TENANTS.0), u64::from(Self::TENANTS.1));
+        Self::new(first + hash % (last - first + 1), taken, burst)
+    }
+
+    fn new(number: u64, taken: u64, burst: u64) -> Option<Self> {
         let in_range = (1..=Self::BURST_MAX).contains(&burst) && taken <= burst;
         let packed = NonZeroU64::new(number << TAKEN_BITS | taken).filter(|_| in_range)?;
         Some(Self { packed, burst })
     }
 
-    /// The number of the budget, from 1 to [`NUMBER_MAX`](Self::NUMBER_MAX).
+    /// The number of the budget: from 1 to [`NUMBER_MAX`](Self::NUMBER_MAX), or above that if it is one tenant's.
     #[must_use]
     pub const fn number(self) -> u32 {
         (self.packed.get() >> TAKEN_BITS) as u32
+    }
+
+    /// Reads the number of a budget: five digits to the base 36.
+    #[must_use]
+    pub fn parse_number(digits: &[u8]) -> Option<u32> {
+        let (first, last) = Self::TENANTS;
+        let number = u32::try_from(read_base36(digits)?).ok().filter(|_| digits.len() == 5)?;
+        let is_number =
+            (1..=Self::NUMBER_MAX).contains(&number) || (first..=last).contains(&number);
+        is_number.then_some(number)
+    }
+
+    /// Whether the budget is that of one tenant.
+    #[must_use]
+    pub const fn is_tenants(self) -> bool {
+        self.number() >= Self::TENANTS.0
     }
 
     /// What the request takes, µs.
@@ -71,8 +101,8 @@ impl Charge {
 
     fn parse(text: &[u8]) -> Option<Self> {
         let text: &[u8; Self::LEN] = text.try_into().ok()?;
-        let number = read_base36(&text[..5])?.checked_sub(1)?;
-        let charge = Self::of_hash(number, read_base36(&text[5..13])?, read_base36(&text[13..])?)?;
+        let number = Self::parse_number(&text[..5])?.into();
+        let charge = Self::new(number, read_base36(&text[5..13])?, read_base36(&text[13..])?)?;
         (charge.text() == *text).then_some(charge)
     }
 }
@@ -251,6 +281,17 @@ mod tests {
     }
 
     #[test]
+    fn the_numbers_of_tenants_budgets_begin_with_a_letter() {
+        let of = |hash| Charge::of_tenant(hash, 750, 6000).unwrap();
+        let (first, last) = (of(0), of(u64::from(Charge::TENANTS.1 - Charge::TENANTS.0)));
+        assert_eq!(format!("{first:?} {last:?}"), "a0000 750us≤6000us zzzzz 750us≤6000us");
+        assert_eq!(of(u64::from(Charge::TENANTS.1 - Charge::TENANTS.0) + 1), first);
+        assert!(first.is_tenants() && last.is_tenants() && !charge(35, 1, 9).is_tenants());
+        let two = Charges::NONE.and(first).and(last);
+        assert_eq!(Charges::parse(&two.text()), Some(two));
+    }
+
+    #[test]
     fn of_one_budget_the_first_counts_and_a_third_is_left_out() {
         let two = Charges::NONE.and(charge(3, 1, 9)).and(charge(3, 2, 9)).and(charge(4, 3, 9));
         assert_eq!(two.iter().map(Charge::taken).collect::<Vec<_>>(), [1, 3]);
@@ -267,7 +308,8 @@ mod tests {
             "$00000000000ku00zq0ao0",
             "$0000z000000ku00000000",
             "$0000z000000ku000000k0",
-            "$zzzzz000000ku00zq0ao0",
+            "$9zlds000000ku00zq0ao0",
+            "$9zzzz000000ku00zq0ao0",
             "$0000Z000000ku00zq0ao0",
             "$0000z000000kuzzzzzzzz",
             "$0000z000000ku00zq0ao00000z000000ku00zq0ao0",

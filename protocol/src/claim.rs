@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
+use super::base36::{read_base36, write_base36};
 use super::charge::{Charge, Charges};
 use super::further::{Further, FurtherLimit};
 
@@ -184,9 +185,12 @@ impl Claim {
         Self { further: self.further.and(limit), ..self }
     }
 
-    /// The same claim with one charge more: see [`Charges::and`].
+    /// The same claim with one charge more: see [`Charges::and`]. Without a tenant it takes nothing of a tenant's budget.
     #[must_use]
     pub fn charged(self, charge: Charge) -> Self {
+        if charge.is_tenants() && !self.has_tenant() {
+            return self;
+        }
         Self { charges: self.charges.and(charge), ..self }
     }
 
@@ -320,7 +324,10 @@ impl Claim {
             .with_each(Some(number(&text[8..13])?).filter(|each| *each > 0))
             .with_class(u8::try_from(class).ok()?)
             .with_cost(number(&text[14..16])?);
-        let claim = Self { further, charges, ..claim };
+        let claim = charges.iter().fold(Self { further, ..claim }, Self::charged);
+        if claim.charges != charges {
+            return None;
+        }
         // One text for each claim, and no value out of its range.
         (tenant.0 <= Tenant::MAX && claim.text() == *text).then_some(claim)
     }
@@ -337,24 +344,8 @@ impl fmt::Debug for Claim {
         f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
     }
 }
-
 /// What is added to the class in the text of a claim with further limits.
 const FURTHER_CLASSES: u64 = 8;
-
-pub(super) fn write_base36(out: &mut [u8], mut number: u64) {
-    for digit in out.iter_mut().rev() {
-        *digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
-        number /= 36;
-    }
-}
-
-/// Reads up to eleven digits, with or without zeros in front.
-pub(super) fn read_base36(digits: &[u8]) -> Option<u64> {
-    if digits.len() > 11 {
-        return None;
-    }
-    digits.iter().try_fold(0u64, |n, c| Some(n * 36 + u64::from((*c as char).to_digit(36)?)))
-}
 
 #[cfg(test)]
 mod tests {

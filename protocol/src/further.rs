@@ -4,7 +4,8 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::claim::{Tenant, read_base36, write_base36};
+use super::base36::{read_base36, write_base36};
+use super::claim::Tenant;
 
 /// A limit beside that of the semaphore, such as that of a route, and how many permits may be in use under it.
 ///

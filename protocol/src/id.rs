@@ -7,10 +7,11 @@ use std::str::FromStr;
 
 use smallvec::SmallVec;
 
+use super::base36::read_base36;
 use super::bound::Bound;
 use super::bound_rate::BoundRate;
 use super::charge::Charges;
-use super::claim::{Claim, LineId, Tenant, read_base36};
+use super::claim::{Claim, LineId, Tenant};
 use super::further::Further;
 
 /// The id of one process's `Semaphore`: 64 random bits.

@@ -11,6 +11,7 @@
 //! release.
 
 mod adaptive;
+mod base36;
 mod bound;
 mod bound_rate;
 mod call;
@@ -20,9 +21,9 @@ mod further;
 mod id;
 mod ledger;
 mod lines;
+mod moments;
 mod overrides;
 mod rate;
-mod refill;
 mod reject;
 pub mod session;
 mod time;

@@ -3,6 +3,8 @@
 #[expect(dead_code, reason = "others use more of it")]
 mod desk;
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use tower_semaphore_protocol::{Charge, Claim, LineId, PlaceId, Used, UsedOf};
 
@@ -12,6 +14,7 @@ use self::desk::{Desk, NODE, claim};
 const BURST_US: u64 = 1_000_000;
 const BURST: i128 = BURST_US as i128;
 const BUDGETS: usize = 2;
+const TENANTS: std::ops::Range<u64> = 1..4;
 
 /// Tokens that refill one a µs.
 #[derive(Clone, Copy, Debug)]
@@ -32,11 +35,17 @@ fn charge(budget: usize, taken: u64) -> Charge {
     Charge::of_hash(budget as u64, taken, BURST_US).unwrap()
 }
 
+/// Of a budget that each tenant has.
+fn own_charge(tenant: u64, taken: u64) -> Charge {
+    Charge::of_tenant(tenant, taken, BURST_US).unwrap()
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Come {
         tenant: Option<u64>,
         taken: [Option<u64>; BUDGETS],
+        own: Option<u64>,
         waits: bool,
     },
     /// One of those that hold leaves; it used so many thousandths of what it took, and so much is left.
@@ -54,12 +63,12 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let taken = || prop_oneof![3 => Just(None), 5 => (0..=1_000_000u64).prop_map(Some)];
-    let tenant = prop_oneof![3 => Just(None), 2 => (1..4u64).prop_map(Some)];
+    let tenant = prop_oneof![3 => Just(None), 2 => TENANTS.prop_map(Some)];
     let used = prop_oneof![1 => Just(None), 3 => (0..=1000u64).prop_map(Some), 1 => (1000..5000u64).prop_map(Some)];
     let ahead = prop_oneof![4 => Just(0), 1 => 0..2_000_000u64];
     prop_oneof![
-        6 => (tenant, [taken(), taken()], prop::bool::weighted(0.8))
-            .prop_map(|(tenant, taken, waits)| Step::Come { tenant, taken, waits }),
+        6 => (tenant, [taken(), taken()], taken(), prop::bool::weighted(0.8))
+            .prop_map(|(tenant, taken, own, waits)| Step::Come { tenant, taken, own, waits }),
         4 => (any::<usize>(), used, ahead)
             .prop_map(|(which, used, ahead)| Step::Leave { which, used, ahead }),
         1 => any::<usize>().prop_map(|which| Step::GiveUp { which }),
@@ -70,7 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 struct Histories {
     desk: Desk,
-    buckets: [Bucket; BUDGETS],
+    buckets: BTreeMap<u32, Bucket>,
     /// Those that hold, as far as they were seen to.
     held: Vec<PlaceId>,
 }
@@ -79,16 +88,19 @@ impl Histories {
     fn new() -> Self {
         let desk = Desk::new(5);
         let at = i128::from(desk.now);
-        Self { desk, buckets: [Bucket { tokens: BURST, at }; BUDGETS], held: Vec::new() }
+        let charges = (0..BUDGETS).map(|budget| charge(budget, 0));
+        let charges = charges.chain(TENANTS.map(|tenant| own_charge(tenant, 0)));
+        let buckets = charges.map(|charge| (charge.number(), Bucket { tokens: BURST, at }));
+        Self { desk, buckets: buckets.collect(), held: Vec::new() }
     }
 
     fn refill(&mut self) {
         let now = self.desk.now;
-        self.buckets.iter_mut().for_each(|bucket| bucket.refill(now));
+        self.buckets.values_mut().for_each(|bucket| bucket.refill(now));
     }
 
     fn bucket(&mut self, charge: Charge) -> &mut Bucket {
-        &mut self.buckets[charge.number() as usize - 1]
+        self.buckets.get_mut(&charge.number()).unwrap()
     }
 
     /// Takes the tokens of the places that were granted since; no place is granted without.
@@ -112,11 +124,12 @@ impl Histories {
 
     fn take(&mut self, step: &Step) {
         match step {
-            Step::Come { tenant, taken, waits } => {
+            Step::Come { tenant, taken, own, waits } => {
                 let claim = tenant.map_or_else(Claim::without_tenant, claim);
                 let charges =
                     (0..).zip(taken).filter_map(|(at, taken)| Some(charge(at, (*taken)?)));
-                let id = self.desk.id(charges.fold(claim, Claim::charged));
+                let own = tenant.zip(*own).map(|(tenant, taken)| own_charge(tenant, taken));
+                let id = self.desk.id(own.into_iter().chain(charges).fold(claim, Claim::charged));
                 self.desk.acquire_all(waits.then_some(100), &[id]);
             }
             Step::Leave { which, used, ahead } => {
@@ -149,7 +162,7 @@ impl Histories {
     fn settle(&mut self, id: PlaceId, thousandths: u64, ahead: u64) {
         // The call comes with the tick of the release.
         let now = self.desk.now + self.desk.tick;
-        self.buckets.iter_mut().for_each(|bucket| bucket.refill(now));
+        self.buckets.values_mut().for_each(|bucket| bucket.refill(now));
         let mut used = Used::as_charged(id.charges());
         for (index, charge) in id.charges().iter().enumerate() {
             let of = charge.taken() * thousandths / 1000;
@@ -191,19 +204,17 @@ impl Histories {
         self.desk.release(&[]);
         self.take_granted();
         let ledger = &self.desk.ledger;
-        for (at, bucket) in self.buckets.iter().enumerate() {
-            let full_at = ledger.budget_full_at(charge(at, 0).number()).max(self.desk.now);
-            assert_eq!(i128::from(full_at - self.desk.now), BURST - bucket.tokens, "{at}");
+        for (number, bucket) in &self.buckets {
+            let full_at = ledger.budget_full_at(*number).max(self.desk.now);
+            assert_eq!(i128::from(full_at - self.desk.now), BURST - bucket.tokens, "{number}");
         }
         if ledger.in_use() >= u64::from(self.desk.limit) {
             return;
         }
-        let fits = |id: &PlaceId| {
-            id.charges().iter().all(|charge| {
-                let bucket = self.buckets[charge.number() as usize - 1];
-                bucket.tokens >= i128::from(charge.taken())
-            })
-        };
+        let has =
+            |charge: Charge| self.buckets[&charge.number()].tokens >= i128::from(charge.taken());
+        let fits = |id: &PlaceId| id.charges().iter().all(has);
+        let is_awake = |id: &PlaceId| id.charges().iter().filter(|c| c.is_tenants()).all(has);
         // The first of each line: one of them is next.
         let (mut lines, mut heads): (Vec<Option<LineId>>, Vec<PlaceId>) = (Vec::new(), Vec::new());
         for id in self.waiting() {
@@ -212,6 +223,8 @@ impl Histories {
                 heads.push(id);
             }
         }
+        // One whose tenant's own budget has too little keeps back nobody else.
+        heads.retain(is_awake);
         assert!(heads.is_empty() || !heads.iter().all(fits), "all of {heads:?} could go");
     }
 }

@@ -223,6 +223,7 @@ struct FurtherLimitView {
 #[derive(Serialize)]
 struct BudgetView {
     name: Option<String>,
+    tenant: Option<String>,
     amount: Option<u64>,
     per_ms: Option<u64>,
     burst: Option<u64>,
@@ -236,6 +237,7 @@ impl From<BudgetUse> for BudgetView {
         let budget = one.budget;
         Self {
             name: budget.as_ref().map(|budget| budget.name().to_owned()),
+            tenant: one.tenant.map(|tenant| tenant.as_str().to_owned()),
             amount: budget.as_ref().map(Budget::amount),
             per_ms: budget.as_ref().map(|budget| ms(budget.per())),
             burst: budget.as_ref().map(Budget::burst_amount),

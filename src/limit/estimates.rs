@@ -38,6 +38,11 @@ impl LayerBudget {
         self.budget.name()
     }
 
+    /// Whether each tenant has one.
+    pub(super) const fn is_each(&self) -> bool {
+        self.budget.is_each()
+    }
+
     /// Adds what a request is estimated to use.
     pub(super) fn add_to(&self, ask: Ask, parts: &Parts) -> Ask {
         ask.estimate(&self.budget, (self.estimate)(parts))

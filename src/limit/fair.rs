@@ -90,6 +90,12 @@ impl Fair {
                     "{name} is set without a tenant to apply it to; set fair_by, too"
                 )));
             }
+            if let Some(each) = self.budgets.iter().find(|of| of.is_each()) {
+                return Err(ConfigError::new(format!(
+                    "the {} budget is of each tenant, and there are no tenants; set fair_by, too",
+                    each.name()
+                )));
+            }
         }
         further::validate(&self.further, limit)?;
         let counts = has_rate || self.counts_anyway();

@@ -80,7 +80,7 @@ impl PlaceOf<'_> {
             state.limits.note(limit.number(), &asked.limit, &asked.value);
         }
         for (charge, estimate) in claim.charges().iter().zip(self.estimates) {
-            state.limits.note_budget(charge.number(), &estimate.budget);
+            state.limits.note_budget(charge.number(), &estimate.budget, self.tenant);
         }
         let SessionState { tenants, session, .. } = state;
         tenants.note(claim.tenant(), self.tenant?, |tenant| session.has_tenant(tenant))

@@ -14,7 +14,7 @@ mod mutants;
 mod wire;
 
 use std::cell::{Cell, RefCell};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -156,6 +156,8 @@ enum Of {
     Further,
     /// Most places take of budgets, and some have a rate or further limits.
     Budgets,
+    /// Most places take of budgets of their tenants, and some have further limits.
+    TenantsBudgets,
 }
 
 /// The claims of places: few tenants, so that they meet; few terms, so that levels do.
@@ -198,10 +200,16 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
                 })
                 .boxed()
         }
-        Of::Budgets => {
-            let any = prop_oneof![4 => claim, 6 => nobodys, 1 => Just(None)];
-            let limit = prop_oneof![9 => Just(None), 1 => (1..4u32).prop_map(Some)];
-            (any, prop::collection::vec(charge(), 0..=2), limit)
+        Of::Budgets | Of::TenantsBudgets => {
+            let is_own = of == Of::TenantsBudgets;
+            let any = match is_own {
+                false => prop_oneof![4 => claim, 6 => nobodys, 1 => Just(None)].boxed(),
+                true => prop_oneof![10 => claim, 1 => nobodys, 1 => Just(None)].boxed(),
+            };
+            let further = if is_own { 5 } else { 1 };
+            let limit = prop_oneof![9 => Just(None), further => (1..4u32).prop_map(Some)];
+            let numbers = if is_own { 2..6 } else { 0..6 };
+            (any, prop::collection::vec(charge(numbers), 0..=2), limit)
                 .prop_map(|(claim, charges, limit)| {
                     let claim = claim.map(|claim| charges.into_iter().fold(claim, Claim::charged));
                     claim.map(|claim| match limit {
@@ -216,11 +224,13 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
 }
 
 /// Few budgets, whose bursts take about as long as histories go on.
-fn charge() -> impl Strategy<Value = Charge> {
+fn charge(numbers: Range<u64>) -> impl Strategy<Value = Charge> {
     let burst = prop_oneof![6 => Just(10_000_019), 1 => 1..30_000_000u64];
     let part = prop_oneof![1 => Just(0), 8 => 1..=1000u64, 1 => Just(1000)];
-    (0..3u64, burst, part).prop_map(|(number, burst, part)| {
-        Charge::of_hash(number * 5_592_403, burst * part / 1000, burst).unwrap()
+    // A tenant's own counts only for places with a tenant.
+    (numbers, burst, part).prop_map(|(number, burst, part)| match number.checked_sub(3) {
+        None => Charge::of_hash(number * 5_592_403, burst * part / 1000, burst).unwrap(),
+        Some(own) => Charge::of_tenant(own * 14_556_671, burst * part / 1000, burst).unwrap(),
     })
 }
 
@@ -229,7 +239,7 @@ const WINDOWS_US: [u64; 3] = [20_000_003, 6_000_001, 61_000_009];
 
 /// Low rates, so that windows are full.
 fn rate(of: Of) -> BoxedStrategy<Option<BoundRate>> {
-    if !matches!(of, Of::Rates | Of::Further | Of::Budgets) {
+    if matches!(of, Of::Plain | Of::Tenants) {
         return Just(None).boxed();
     }
     let window =
@@ -329,9 +339,7 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     ];
     match of {
         Of::Plain => step.boxed(),
-        Of::Tenants | Of::Rates | Of::Further | Of::Budgets => {
-            prop_oneof![40 => step, 1 => (0..=3u32).prop_map(Step::Headroom)].boxed()
-        }
+        _ => prop_oneof![40 => step, 1 => (0..=3u32).prop_map(Step::Headroom)].boxed(),
     }
 }
 
@@ -341,7 +349,7 @@ fn history(
     steps: RangeInclusive<usize>,
 ) -> impl Strategy<Value = History> {
     let headroom = if of == Of::Plain { 0 } else { 2u32 };
-    let is_rated = matches!(of, Of::Rates | Of::Further | Of::Budgets);
+    let is_rated = !matches!(of, Of::Plain | Of::Tenants);
     let claim = is_rated.then(|| Claim::new(Tenant::of_hash(0)));
     let fallback = Asks { claim, ..Asks::default() };
     (
@@ -500,6 +508,15 @@ fn with_budgets_they_stop_at_the_same_bound_on_work() {
     let [operations, early] = run(&lua, histories(), 4000, &history(Of::Budgets, 1..=4, 50..=90))
         .unwrap_or_else(|difference| panic!("{difference}"));
     assert!(early > operations / 1000, "only {early} of {operations} reached the bound");
+}
+
+#[test]
+fn they_put_lines_to_sleep_as_the_ledger_does() {
+    let (lua, small) = (Lua::as_it_is(), Lua::new(SMALL_WORK, |_, text| text.to_owned()));
+    for lua in [lua, small] {
+        run(&lua, histories() / 2, 4000, &history(Of::TenantsBudgets, 1..=4, 50..=90))
+            .unwrap_or_else(|difference| panic!("{difference}"));
+    }
 }
 
 #[test]

@@ -117,6 +117,7 @@ mod streams;
 mod support;
 #[cfg(feature = "redis")]
 mod suspension;
+mod tenants_budgets;
 #[cfg(feature = "tls")]
 mod tls;
 mod traces;

@@ -367,6 +367,8 @@ impl AskPlan {
 pub struct BudgetPlan {
     /// The time in which the budget refills, in ms.
     pub per: u64,
+    /// Each tenant has one.
+    pub is_each: bool,
     /// What the request is estimated to use.
     pub estimate: u64,
     /// What it uses; `None`: it does not say.
@@ -1023,14 +1025,14 @@ impl Plan {
             if !rng.percent(25) {
                 continue;
             }
-            let per = rng.pick(&[500, 2000, 6000]);
+            let (per, is_each) = (rng.pick(&[500, 2000, 6000]), rng.percent(50));
             let (part, most) = (rng.pick(&[50, 100]), rng.pick(&[10, 40, 100]));
             for request in self.requests.iter_mut().filter(|request| request.name == name) {
                 let Some(ask) = &mut request.ask else { continue };
                 let estimate = rng.between(0, most);
                 let used = rng.percent(70).then(|| rng.between(0, estimate * 3 / 2));
                 let left = rng.percent(10).then(|| rng.between(0, 100));
-                let budget = BudgetPlan { per, estimate, used, left };
+                let budget = BudgetPlan { per, is_each, estimate, used, left };
                 ask.budget = rng.percent(part).then_some(budget);
             }
         }

@@ -466,7 +466,8 @@ fn ask_of(name: usize, plan: Option<AskPlan>) -> Ask {
 }
 
 fn budget_of(plan: BudgetPlan) -> Budget {
-    Budget::new("tokens", 100, Duration::from_millis(plan.per)).expect("a budget")
+    let budget = Budget::new("tokens", 100, Duration::from_millis(plan.per)).expect("a budget");
+    if plan.is_each { budget.each() } else { budget }
 }
 
 /// Returns how long permits linger, in ms: by the policy, or by a planted fault.

@@ -31,6 +31,7 @@ impl Ledger {
         }
         self.begin(caller.now);
         self.settle(caller.now);
+        self.rouse(caller.now);
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
         let mut budget = self.work_max;
@@ -84,9 +85,16 @@ impl Ledger {
                 PlaceStatus::Waiting(ticket) | PlaceStatus::WaitingFor(ticket, _) => {
                     let begins = known.is_none() && self.waiting_in_line_of(id) == 0;
                     let spot = if begins { self.spot_of_newcomer(*id, caller.now) } else { None };
+                    let sleeps_until = self.tenants_budget_opening(*id, caller.now);
                     self.put(*id, reply.lease_end, Some(ticket));
                     if let (Some(spot), Some(claim)) = (spot, id.claim) {
                         self.fair().lines.park_new(claim, spot, caller.now);
+                    } else if let (true, Some(until), Some(claim)) =
+                        (begins, sleeps_until, id.claim)
+                        && self.full_for(claim).is_none()
+                    {
+                        self.settle(caller.now);
+                        self.fair().lines.sleep_new(claim, until);
                     }
                 }
                 _ => {}

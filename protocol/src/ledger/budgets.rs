@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::charge::{Charge, Charges, Used, UsedOf};
-use crate::refill::Refills;
+use crate::moments::Moments;
 
-/// When each budget will be full again, µs. See [`Charge`].
+/// When each budget will be full again, µs, by its number. See [`Charge`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Budgets(Refills<u64>);
+pub(super) struct Budgets(Moments<u32, u64>);
 
 /// What the newcomers of a call take together, by budget.
 pub(super) type Together = BTreeMap<u32, u64>;
@@ -55,6 +55,12 @@ impl Budgets {
             }
         }
         last
+    }
+
+    /// The same of those budgets alone that are the tenant's own.
+    pub(super) fn tenants_opening_of(&self, charges: Charges, now: u64) -> Option<u64> {
+        let own = charges.iter().filter(|charge| charge.is_tenants());
+        own.map(|charge| self.opening(charge, 0, now)).filter(|at| *at > now).max()
     }
 
     /// Whether the budgets allow these charges now, beside what others of the same call take.

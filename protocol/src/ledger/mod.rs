@@ -299,7 +299,7 @@ impl Ledger {
     }
 
     /// The turns of the lines that wait as scores, in no order; infinite where a tenant's own cap stops it or the head can
-    /// never be served, between -1 and 0 where it is parked at a limit.
+    /// never be served, between -1 and 0 where it is parked at a limit, below -2²⁹ where it is asleep.
     pub fn turns(&self) -> impl Iterator<Item = (LineId, f64)> + '_ {
         self.lines.iter().flat_map(|fair| fair.lines.turns())
     }
@@ -335,6 +335,7 @@ impl Ledger {
             return Reply::default();
         }
         self.settle(caller.now);
+        self.rouse(caller.now);
         self.hand_on(caller, post)
     }
 
@@ -354,7 +355,7 @@ impl Ledger {
         let most = self.most(caller, true);
         let granted = self.promote(caller, most, budget, post);
         let more = self.stopped_early(caller, most, budget);
-        let opens_in = if more { 0 } else { self.head_opens_in(caller, most) };
+        let opens_in = if more { 0 } else { self.opens_in_ms(caller, most) };
         Reply { granted, more, opens_in, ..Reply::default() }
     }
 
@@ -400,6 +401,7 @@ impl Ledger {
             reply.statuses.push(status);
         }
         self.settle(caller.now);
+        self.rouse(caller.now);
         reply.granted = self.promote(caller, caller.limit.into(), budget, post);
         self.close(caller, budget, reply)
     }
@@ -460,6 +462,7 @@ impl Ledger {
             reply.statuses.push(status);
         }
         self.settle(caller.now);
+        self.rouse(caller.now);
         reply.granted = self.promote(caller, caller.limit.into(), budget, post);
         self.close(caller, budget, reply)
     }
@@ -481,7 +484,7 @@ impl Ledger {
         reply.usage = Some(usage);
         if usage.waiting > 0 {
             reply.more = self.stopped_early(caller, most, budget);
-            reply.opens_in = if reply.more { 0 } else { self.head_opens_in(caller, most) };
+            reply.opens_in = if reply.more { 0 } else { self.opens_in_ms(caller, most) };
             let is_asked_sooner = reply.more || reply.opens_in > 0;
             reply.earliest = if is_asked_sooner { 0 } else { self.earliest() };
         }

@@ -237,7 +237,8 @@ impl Ledger {
     }
 
     /// Grants the next in turn, if it can be served. A head that never can, because the limit was lowered since it came,
-    /// stops its line; all others wait for a head that can be served later.
+    /// stops its line, and one whose tenant's own budgets have too little puts it to sleep; all others wait for a head that
+    /// can be served later.
     fn grant_next(
         &mut self,
         caller: Caller,
@@ -262,6 +263,13 @@ impl Ledger {
                 && fair.lines.restamp(*line, now, &OfPlaces)
             {
                 *budget -= 1;
+                continue;
+            }
+            if let (Next::Of(_, _, claim), Some(until)) = (&next, self.sleeps_until(caller, id))
+                && let Some(fair) = &mut self.lines
+            {
+                *budget -= 1;
+                fair.lines.sleep(*claim, until, now, &OfPlaces);
                 continue;
             }
             if !self.fits(caller, id) && !Self::never_fits(caller, id) {
@@ -318,9 +326,38 @@ impl Ledger {
         if in_use >= most {
             return false;
         }
-        self.next(caller).is_some_and(|(_, Next::InOrder(_, id) | Next::Of(_, id, _))| {
-            Self::never_fits(caller, id) || self.fits(caller, id)
-        })
+        let is_due = |at| at <= caller.now;
+        self.rouses_at().is_some_and(is_due)
+            || self.next(caller).is_some_and(|(_, Next::InOrder(_, id) | Next::Of(_, id, _))| {
+                Self::never_fits(caller, id)
+                    || self.fits(caller, id)
+                    || self.sleeps_until(caller, id).is_some()
+            })
+    }
+
+    /// Until when the tenant's own budgets have too little for this place, which waits, µs; `None`: they have enough, or it
+    /// waits for an operator, or forever.
+    fn sleeps_until(&self, caller: Caller, id: PlaceId) -> Option<u64> {
+        self.budgets.as_ref()?;
+        let is_kept = caller.room_of(id) > 0 && !Self::never_fits(caller, id);
+        self.tenants_budget_opening(id, caller.now).filter(|_| is_kept)
+    }
+
+    /// From when on the tenant's own budgets allow the grant of a place, µs; `None`: now.
+    pub(super) fn tenants_budget_opening(&self, id: PlaceId, now: u64) -> Option<u64> {
+        self.budgets.as_ref()?.tenants_opening_of(id.charges(), now)
+    }
+
+    /// When the first line that is asleep is to get its turn, µs.
+    fn rouses_at(&self) -> Option<u64> {
+        self.lines.as_ref()?.lines.rouses_at()
+    }
+
+    /// Gives some lines their turns that have been asleep until now.
+    pub(super) fn rouse(&mut self, now: u64) {
+        if let Some(fair) = &mut self.lines {
+            fair.lines.rouse(now, &OfPlaces);
+        }
     }
 
     /// Whether this place, which waits, could never be served: the limit was lowered since it came. If there are no
@@ -430,11 +467,18 @@ impl Ledger {
         (budget.map(|(_, index)| index), ms)
     }
 
-    /// In how many ms its rate and budgets allow the grant of the next in turn, if only they keep it back; else 0.
-    pub(super) fn head_opens_in(&self, caller: Caller, most: u64) -> u64 {
+    /// In how many ms the next call is due, though nothing leaves until then: rate and budgets allow the grant of the next
+    /// in turn, if only they keep it back, or a line has been asleep for long enough; 0: nothing is.
+    pub(super) fn opens_in_ms(&self, caller: Caller, most: u64) -> u64 {
         if self.starts.is_none() && self.budgets.is_none() || self.in_use() >= most {
             return 0;
         }
+        let of_sleeper = self.rouses_at().map(|at| at.saturating_sub(caller.now).div_ceil(1000));
+        let of_head = Some(self.head_opens_in(caller)).filter(|ms| *ms > 0);
+        of_head.into_iter().chain(of_sleeper).min().unwrap_or(0)
+    }
+
+    fn head_opens_in(&self, caller: Caller) -> u64 {
         match self.next(caller) {
             Some((_, Next::InOrder(_, id) | Next::Of(_, id, _)))
                 if Self::can_start(id)

@@ -54,7 +54,7 @@ struct FurtherLine<I> {
 
 /// Where a line stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Stands {
+pub(super) enum Stands {
     /// Among the turns; the bits of its own.
     InTurn(u64),
     /// It is parked.
@@ -92,7 +92,7 @@ impl<I: Copy + Ord> FurtherLines<I> {
         stands == Some(Stands::InTurn(STOPPED.to_bits()))
     }
 
-    /// Whether the line has been settled since it began.
+    /// Whether the line has been settled since it began, and is not asleep.
     pub(super) fn stands(&self, line: LineId) -> bool {
         self.lines.get(&line).is_some_and(|line| line.stands.is_some())
     }
@@ -281,7 +281,8 @@ impl<I: Copy + Ord> Lines<I> {
         }
     }
 
-    fn stand(&mut self, line: LineId, stands: Option<Stands>) {
+    pub(super) fn stand(&mut self, line: LineId, stands: Option<Stands>) {
+        self.asleep.set(line, None);
         let Some(known) = self.further.lines.get_mut(&line) else { return };
         match std::mem::replace(&mut known.stands, stands) {
             Some(Stands::InTurn(bits)) => _ = self.turns.remove(&(bits, line)),
@@ -297,6 +298,11 @@ impl<I: Copy + Ord> Lines<I> {
 
     pub(super) fn stop_further(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
         self.stand(line, Some(Stands::InTurn(STOPPED.to_bits())));
+        self.make_way(line, now, of);
+    }
+
+    /// A line waits for its turn no more: what is parked at the limits of its first place comes back.
+    pub(super) fn make_way(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
         if let Some(head) = self.head(line) {
             spots_of(of.claim_of(head)).for_each(|spot| self.come_back(spot, now, of));
         }
@@ -309,7 +315,7 @@ impl<I: Copy + Ord> Lines<I> {
         for (i, claim) in left.iter().enumerate() {
             let is_first = left[..i].iter().all(|before| before.tenant() != claim.tenant());
             if is_first && claim.has_tenant() {
-                self.retime(claim.tenant(), claim.weight(), now, &mut spots);
+                self.retime(claim.tenant(), claim.weight(), now, &mut spots, of);
             }
         }
         spots.extend(left.iter().flat_map(|claim| spots_of(*claim)));
@@ -322,9 +328,20 @@ impl<I: Copy + Ord> Lines<I> {
     }
 
     /// `spots`: gets those where another line can be the first now.
-    fn retime(&mut self, tenant: Tenant, weight: u32, now: u64, spots: &mut Vec<Spot>) {
+    fn retime(
+        &mut self,
+        tenant: Tenant,
+        weight: u32,
+        now: u64,
+        spots: &mut Vec<Spot>,
+        of: &impl Register<I>,
+    ) {
         let units = self.units_of(tenant);
         for line in self.further.lines_of(tenant, now) {
+            if self.is_asleep(line) {
+                self.settle_further(line, now, of);
+                continue;
+            }
             let stands = match self.further.lines.get(&line).and_then(|line| line.stands) {
                 Some(Stands::InTurn(bits)) => {
                     let before = f64::from_bits(bits);

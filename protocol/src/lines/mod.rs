@@ -8,6 +8,7 @@
 //! time, in a double like Redis' scores, so that the scripts in `lua/` compute the same number. Turns are derived: [`Lines::settle`] computes one from the first
 //! place of the line and from what its tenant has in use.
 
+mod asleep;
 mod further;
 mod spot;
 
@@ -19,6 +20,7 @@ pub(crate) use self::further::Full;
 use self::further::FurtherLines;
 pub(crate) use self::spot::{Spot, limits_of, spots_of};
 use super::claim::{Claim, LineId, Tenant};
+use super::moments::Moments;
 
 /// One level of a turn: above any time in µs for a century.
 const LEVEL: f64 = 4_503_599_627_370_496.0; // 2^52
@@ -68,6 +70,8 @@ pub(crate) struct Lines<I> {
     further: FurtherLines<I>,
     /// The turns of the lines that wait for one, by the bits of the number: positive doubles are ordered as those are.
     turns: BTreeSet<(u64, LineId)>,
+    /// Until when lines wait for their tenants' own budgets, µs. These have no turn.
+    asleep: Moments<LineId, u64>,
     /// Of all tenants.
     units: u64,
     waiting: u64,
@@ -98,6 +102,7 @@ impl<I: Copy + Ord> Lines<I> {
             tenants: BTreeMap::new(),
             further: FurtherLines::new(),
             turns: BTreeSet::new(),
+            asleep: Moments::new(),
             units: 0,
             waiting: 0,
             changed: Changed {
@@ -154,7 +159,7 @@ impl<I: Copy + Ord> Lines<I> {
         turn == Some(STOPPED.to_bits())
     }
 
-    /// Whether no line waits for its turn. Stopped and parked lines do not.
+    /// Whether no line waits for its turn. Lines that are stopped, parked or asleep do not.
     pub(crate) fn nobody_in_turn(&self) -> bool {
         self.next().is_none()
     }
@@ -176,12 +181,14 @@ impl<I: Copy + Ord> Lines<I> {
         let line = line_of(claim);
         if line.is_further() {
             self.waiting += u64::from(self.further.join(line, claim.tenant(), ticket, id));
-            if !self.further.stands(line) {
+            if !self.further.stands(line) && !self.is_asleep(line) {
                 self.changed.lines.push(line);
             }
         } else {
             self.waiting += u64::from(self.line(line.tenant()).queue.insert((ticket, id)));
-            self.changed.tenants.push(line.tenant());
+            if !self.is_asleep(line) {
+                self.changed.tenants.push(line.tenant());
+            }
         }
     }
 
@@ -309,6 +316,7 @@ impl<I: Copy + Ord> Lines<I> {
     }
 
     fn set_turn(&mut self, tenant: Tenant, turn: Option<u64>) {
+        self.asleep.set(tenant.into(), None);
         let Some(line) = self.tenants.get_mut(&tenant) else { return };
         let before = std::mem::replace(&mut line.turn, turn);
         if line.queue.is_empty() && line.units == 0 {
@@ -340,7 +348,7 @@ impl<I: Copy + Ord> Lines<I> {
     /// The turns as scores, to compare them with those in Redis.
     pub(crate) fn turns(&self) -> impl Iterator<Item = (LineId, f64)> + '_ {
         let turns = self.turns.iter().map(|(bits, line)| (*line, f64::from_bits(*bits)));
-        turns.chain(self.further.parked())
+        turns.chain(self.further.parked()).chain(self.sleepers())
     }
 }
 

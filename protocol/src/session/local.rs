@@ -1,5 +1,7 @@
 //! The process's own share of a semaphore, which it grants in an outage.
 
+use std::time::Duration;
+
 use super::Session;
 use super::options::OnUnavailable;
 use super::place::{Place, State};
@@ -93,10 +95,23 @@ impl LocalQueue {
         self.lines.units()
     }
 
+    /// The line of this place waits for no turn until then.
+    fn sleep(&mut self, claim: Claim, until: Time, now: Time, places: &Places) {
+        // Rounded up: it is not to be roused before.
+        let until = micros(until + Duration::from_nanos(999));
+        self.lines.sleep(claim, until, micros(now), &Of(places));
+    }
+
+    /// When the first line is to get its turn that waits for none.
+    fn rouses_at(&self) -> Option<Time> {
+        Some(Time::since_epoch(Duration::from_micros(self.lines.rouses_at()?)))
+    }
+
     /// The place whose turn it is.
     fn next(&mut self, places: &Places, now: Time) -> Option<usize> {
         let (of, now) = (Of(places), micros(now));
         self.lines.settle(now, &of);
+        self.lines.rouse(now, &of);
         loop {
             // Only a server's work is bounded.
             self.lines.take_passed();
@@ -116,6 +131,12 @@ impl Session {
     /// While the process's own share has free permits, grants them to the places that wait for one, by their turns.
     pub(super) fn admit_local(&mut self, now: Time) {
         self.expire_own_starts(now);
+        self.admit_next(now);
+        let rouses_at = self.outage.as_ref().and_then(LocalQueue::rouses_at);
+        rouses_at.into_iter().for_each(|at| self.want(at));
+    }
+
+    fn admit_next(&mut self, now: Time) {
         while let Some(queue) = &mut self.outage {
             let Some(index) = queue.next(&self.places, now) else { return };
             let Some(place) = self.places.get(index) else { return };
@@ -124,6 +145,10 @@ impl Session {
             } else if self.has_share(place, now) {
                 // It leaves the queue.
                 self.admit(index, now);
+            } else if let Some(until) = self.tenants_budget_opening(place, now) {
+                let claim = place.claim();
+                let Self { outage, places, .. } = self;
+                outage.iter_mut().for_each(|queue| queue.sleep(claim, until, now, places));
             } else {
                 let next = self.kept_by_rate_until(place, now);
                 next.into_iter().for_each(|at| self.want(at));

@@ -6,13 +6,13 @@ use super::Session;
 use super::options::OnUnavailable;
 use super::place::Place;
 use crate::charge::{Charge, Charges, Used, UsedOf};
-use crate::refill::Refills;
+use crate::moments::Moments;
 use crate::time::Time;
 
 /// When the process's part of each budget will be full again. What the backend granted counts, too, so a process that used
 /// its part just before the backend failed does not use it twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct OwnBudgets(Refills<Time>);
+pub(super) struct OwnBudgets(Moments<u32, Time>);
 
 /// As much of a budget as a share is of the limit, so what is charged takes it longer. Without a limit, as many requests as
 /// the share has permits use a burst up.
@@ -125,6 +125,14 @@ impl Session {
             .zip(charges.iter())
             .filter_map(|(index, charge)| budgets.opening(charge, part, now).map(|at| (at, index)));
         openings.max_by_key(|(at, _)| *at)
+    }
+
+    /// The same of those budgets alone that are the tenant's own.
+    pub(super) fn tenants_budget_opening(&self, place: &Place, now: Time) -> Option<Time> {
+        let budgets = self.own_budgets.as_ref()?;
+        let (charges, part) = self.charged(place)?;
+        let tenants = charges.iter().filter(|charge| charge.is_tenants());
+        tenants.filter_map(|charge| budgets.opening(charge, part, now)).max()
     }
 
     /// The charges of a place that may have a share, and its part of the budgets.

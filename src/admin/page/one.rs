@@ -344,7 +344,10 @@ impl One<'_> {
                 @for one in &self.seen.budgets {
                     tr {
                         @if let Some(budget) = &one.budget {
-                            th scope="row" { bdi { (budget.name()) } }
+                            th scope="row" {
+                                bdi { (budget.name()) }
+                                @if let Some(tenant) = &one.tenant { " of " bdi { (tenant) } }
+                            }
                             td.n { (budget.to_string()) }
                             td.n { (budget.burst_amount()) }
                         } @else {

@@ -5,10 +5,11 @@ use std::sync::LazyLock;
 use redis::{Cmd, Pipeline, Script};
 
 /// The pieces that several scripts share. A line that is `--@` and the name of one stands for it.
-const PIECES: [(&str, &str); 22] = [
+const PIECES: [(&str, &str); 23] = [
     ("add", include_str!("../../../lua/add.lua")),
     ("again", include_str!("../../../lua/again.lua")),
     ("answer", include_str!("../../../lua/answer.lua")),
+    ("asleep", include_str!("../../../lua/asleep.lua")),
     ("charges", include_str!("../../../lua/charges.lua")),
     ("claim", include_str!("../../../lua/claim.lua")),
     ("clock", include_str!("../../../lua/clock.lua")),

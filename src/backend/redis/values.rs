@@ -8,8 +8,8 @@ use redis::Value;
 use crate::backend::Listing;
 use crate::error::BackendError;
 use crate::protocol::{
-    BoundRate, Claim, Grant, LINE_MAX, LineId, PlaceId, PlaceStatus, RateUsage, Reply, TICKET_MIN,
-    Tenant, Usage,
+    BoundRate, Charge, Claim, Grant, LINE_MAX, LineId, PlaceId, PlaceStatus, RateUsage, Reply,
+    TICKET_MIN, Usage,
 };
 
 /// The prefix of members that are tickets: see `lua/queued.lua`.
@@ -113,7 +113,7 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     reason = "a whole number of at most 53 bits, or taken into range"
 )]
 fn budget((member, score_of): (&Value, &Value)) -> Option<(u32, u64)> {
-    let number = Tenant::parse(text(member)?.strip_prefix('b')?)?.number();
+    let number = Charge::parse_number(text(member)?.strip_prefix('b')?.as_bytes())?;
     Some((number, (score(score_of)? * -8_388_608.0) as u64))
 }
 

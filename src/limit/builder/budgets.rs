@@ -45,14 +45,14 @@ impl ConcurrencyLimitBuilder {
     /// wait, a request is rejected that finds too little of it; the response names the budget:
     /// `violated-policies: ["openai/tokens"]`. An estimate above the budget's [burst](Budget::burst) is rejected with 400.
     ///
-    /// Up to two budgets with different names. Each key has budgets of its own: for a budget of each tenant beside that of
-    /// all, stack a layer whose key is the tenant. Cannot be combined with [`reuse`](Self::reuse).
+    /// Up to two budgets with different names. Each key has budgets of its own, and with [`Budget::each`] each tenant:
+    /// where a tenant's is used up, only its own requests wait. Cannot be combined with [`reuse`](Self::reuse).
     ///
     /// What a request was estimated to use stands if its client leaves, the inner service fails, or the response says nothing.
     /// A request that a layer further in rejected used nothing.
     ///
     /// Take the estimate from what you know of the request. A client that can choose it can pass with 0, or keep everybody
-    /// waiting for a large one: bound it, and give each tenant a budget of its own in a layer outside.
+    /// waiting for a large one: bound it, and give [each](Budget::each) tenant a budget of its own.
     ///
     /// `estimate` is called for each request in the task that serves it: it must not block. It sees no body; put what it
     /// needs into a header or an extension. A handler settles what was used by [`Permit::settle`].

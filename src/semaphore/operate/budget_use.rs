@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::backend::Listing;
 use crate::budget::Budget;
+use crate::further::NamedBudget;
+use crate::name::Name;
 use crate::node::Node;
 
 /// A [budget](crate::Budget) that is not full, or that this process uses.
@@ -13,6 +15,9 @@ use crate::node::Node;
 pub struct BudgetUse {
     /// The budget, as the last request of this process that takes of it has it; `None`: none did in the last seconds.
     pub budget: Option<Budget>,
+    /// Whose it is, if [each](crate::Budget::each) tenant has one; `None`: that of all, that of the requests without a
+    /// tenant, or not known here.
+    pub tenant: Option<Name>,
     /// In what time it is full again, by the backend's clock, if nothing more is used. More than it takes to refill its
     /// burst, if more was used than was estimated.
     pub full_in: Duration,
@@ -31,12 +36,20 @@ pub(super) fn budgets(name: &str, listing: &Listing, own: &Node) -> Vec<BudgetUs
     let mut seen: BTreeMap<u32, BudgetUse> = BTreeMap::new();
     for (number, full_at) in &listing.budgets {
         let full_in = Duration::from_micros(full_at.saturating_sub(listing.now));
-        seen.insert(*number, BudgetUse { budget: None, full_in });
+        seen.insert(*number, BudgetUse { budget: None, tenant: None, full_in });
     }
     own.read_limits(name, |names| {
-        for (number, budget) in names.budgets() {
-            let full = || BudgetUse { budget: None, full_in: Duration::ZERO };
-            seen.entry(*number).or_insert_with(full).budget = Some(budget.clone());
+        for (number, NamedBudget { budget, tenant }) in names.budgets() {
+            let full = || BudgetUse { budget: None, tenant: None, full_in: Duration::ZERO };
+            let known = match budget.is_each() {
+                // There are as many of those that are full as there are tenants.
+                true => seen.get_mut(number),
+                false => Some(seen.entry(*number).or_insert_with(full)),
+            };
+            if let Some(known) = known {
+                known.budget = Some(budget.clone());
+                known.tenant.clone_from(tenant);
+            }
         }
     });
     let mut seen: Vec<_> = seen.into_values().collect();

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use deadpool_redis::redis::{Cmd, cmd};
 use tower_semaphore::protocol::{
     Bound, BoundRate, Caller, Charge, Claim, FURTHER_WORK, Grant, LINE_MAX, Ledger, NodeId,
-    PlaceId, PlaceStatus, Reply, TICKET_MIN, Tenant, Used, UsedOf,
+    PlaceId, PlaceStatus, Reply, TICKET_MIN, Used, UsedOf,
 };
 
 use super::wire::{Item, Lua, QUEUED, Told};
@@ -467,10 +467,12 @@ impl<'a> Model<'a> {
         }
         for (number, full_at) in self.ledger.budgets() {
             longest = longest.max(full_at.saturating_sub(self.now) / 1000);
-            let digits = Tenant::of_hash(u64::from(number) - 1);
-            set.push((format!("b{digits}"), -(full_at as f64) / BUDGET_UNIT));
+            set.push((format!("b{}", digits(number)), -(full_at as f64) / BUDGET_UNIT));
         }
         set.extend(self.ledger.turns().map(|(line, turn)| (format!("t{line}"), turn)));
+        if self.ledger.turns().any(|(_, turn)| turn < ASLEEP) {
+            set.push(("s".into(), f64::INFINITY));
+        }
         for (line, tenant) in self.ledger.further_lines() {
             set.push((format!("x{line}"), FURTHER_LINES + f64::from(tenant.number())));
         }
@@ -663,8 +665,7 @@ impl<'a> Model<'a> {
         budgets.sort_unstable_by_key(|(number, full_at)| (std::cmp::Reverse(*full_at), *number));
         items.push(number(budgets.len() as u64));
         let budget = |(number, full_at): &(u32, u64)| {
-            let digits = Tenant::of_hash(u64::from(*number) - 1);
-            (-(*full_at as f64) / BUDGET_UNIT, format!("b{digits}"))
+            (-(*full_at as f64) / BUDGET_UNIT, format!("b{}", digits(*number)))
         };
         let budgets: Vec<_> = budgets.iter().map(budget).collect();
         for (score, member) in leases.into_iter().chain(budgets).chain(tickets) {
@@ -703,6 +704,15 @@ const FURTHER_LINES: f64 = 2e13;
 
 /// Scores of budgets are times in these, µs.
 pub(super) const BUDGET_UNIT: f64 = 8_388_608.0;
+
+/// Turns of lines that are asleep are below this.
+const ASLEEP: f64 = -536_870_912.0;
+
+/// Returns the number of a budget to the base 36.
+fn digits(number: u32) -> String {
+    let digit = |power: u32| char::from_digit(number / 36u32.pow(power) % 36, 36).unwrap();
+    (0..5).rev().map(digit).collect()
+}
 
 /// The score of a place that waits in a line: -l + k·2⁻²⁸.
 fn line_score(claim: Claim, ticket: u64) -> f64 {

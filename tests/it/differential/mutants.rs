@@ -399,6 +399,39 @@ const BUDGET_MUTANTS: [(&str, &str, &str); 32] = [
     ("release", "  --@used\n", ""),
 ];
 
+/// The same for budgets that are a tenant's own.
+const ASLEEP_MUTANTS: [(&str, &str, &str); 21] = [
+    ("promote", "local sleeps = own_opens and not never", "local sleeps = false"),
+    (
+        "promote",
+        "            asleep.put(member, own_opens)\n            if line then further.come_back(line.terms) end\n",
+        "            asleep.put(member, own_opens)\n",
+    ),
+    ("asleep", "    if tonumber(lines[i + 1]) < due then break end\n", ""),
+    ("asleep", "  if not lines[1] then redis.call('ZREM', key, 's') end\n", ""),
+    ("asleep", "member, 'inf', 's')", "member)"),
+    ("leave", "if not asleep and turns[count + 2] then", "if false then"),
+    ("acquire", "if sleeps_until or terms and (spot", "if terms and (spot"),
+    ("acquire", "            own_turn = asleep.score(sleeps_until)\n", ""),
+    (
+        "acquire",
+        "      else\n        sleeps_until = nil\n      end\n      leads",
+        "      end\n      leads",
+    ),
+    ("acquire", " and turn[1] ~= 's')", ")"),
+    ("acquire", "      if asleep then turn = asleep.rouse() end\n", ""),
+    ("release", "  if asleep then turn = asleep.rouse() end\n", ""),
+    ("renew", "if asleep then turn = asleep.rouse() end\n", ""),
+    ("renew", " and tonumber(turns[i]) > -33554432 then", " then"),
+    ("reassert", "if asleep then asleep.rouse() end\n", ""),
+    ("answer", "  if asleep then asleep.first() end\n", ""),
+    ("again", "if opens and in_use < most and call_again ~= 1 then", "if false then"),
+    ("again", "math.max(call_again or -math.huge, ", "math.min(call_again or 0, "),
+    ("further", "    if turn < -33554432 then\n", "    if false then\n"),
+    ("further", "if before < 0 and before > -33554432 then", "if before < 0 then"),
+    ("charges", "and string.byte(number) > 57 and", "and"),
+];
+
 /// The same for places with further limits.
 const FURTHER_MUTANTS: [(&str, &str, &str); 19] = [
     ("further", "for _, spot in ipairs(spots) do come_back(spot) end", ""),
@@ -518,6 +551,13 @@ fn a_script_that_observes_a_rate_otherwise_is_found_out() {
 #[test]
 fn a_script_that_charges_budgets_otherwise_is_found_out() {
     find_out(Of::Budgets, BUDGET_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter());
+}
+
+#[test]
+fn a_script_that_puts_lines_to_sleep_otherwise_is_found_out() {
+    let bound = (SMALL_WORK, ("again", " or own then\n", " then\n"));
+    let all = ASLEEP_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter().chain([bound]);
+    find_out(Of::TenantsBudgets, all);
 }
 
 #[test]

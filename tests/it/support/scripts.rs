@@ -19,10 +19,11 @@ pub(crate) const SCRIPTS: [(&str, &str); 10] = files![
     "revoke",
 ];
 
-pub(crate) const PIECES: [(&str, &str); 22] = files![
+pub(crate) const PIECES: [(&str, &str); 23] = files![
     "add",
     "again",
     "answer",
+    "asleep",
     "charges",
     "claim",
     "clock",

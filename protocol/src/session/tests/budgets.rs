@@ -205,6 +205,45 @@ fn a_share_of_the_limit_has_the_same_part_of_the_budget() {
     assert_eq!((reason, ends_in), (RejectReason::Budget(0), Some(ms(190))));
 }
 
+/// Takes of a budget that each tenant has.
+fn tenants(tenant: u64, taken_ms: u64, burst_ms: u64) -> AcquireOptions {
+    let charge = Charge::of_tenant(tenant, taken_ms * 1000, burst_ms * 1000).expect("in range");
+    let claim = Claim::new(Tenant::of_hash(tenant)).charged(charge);
+    AcquireOptions { claim: Some(claim), on_unavailable: OnUnavailable::Local(10), ..OPTIONS }
+}
+
+#[test]
+fn a_tenant_without_budget_keeps_no_other_from_a_share() {
+    let mut rig = outage(10);
+    let admitted = |rig: &mut Rig, index| rig.progress(index) == Progress::Admitted;
+    let used = rig.request_with(tenants(1, 1000, 1000));
+    let waits = [400, 100].map(|taken| rig.request_with(tenants(1, taken, 1000)));
+    let other = rig.request_with(tenants(2, 500, 1000));
+    assert!(admitted(&mut rig, used) && admitted(&mut rig, other));
+    rig.pass(390);
+    // In their order, though the second needs less.
+    assert!(waits.iter().all(|index| !admitted(&mut rig, *index)));
+    rig.pass(20);
+    assert_eq!(waits.map(|index| admitted(&mut rig, index)), [true, false]);
+    // Another event comes before the second one's time.
+    let third = rig.request_with(tenants(3, 1, 1000));
+    assert!(admitted(&mut rig, third));
+    rig.leave(third);
+    rig.pass(100);
+    assert!(admitted(&mut rig, waits[1]));
+}
+
+#[test]
+fn what_is_given_back_serves_its_tenant_in_an_outage_too() {
+    let mut rig = outage(10);
+    let used = rig.request_with(tenants(1, 1000, 1000));
+    let waits = rig.request_with(tenants(1, 400, 1000));
+    assert!(rig.progress(waits) != Progress::Admitted);
+    rig.session.handle_used(used, 0, 0);
+    rig.leave(used);
+    assert_eq!(rig.progress(waits), Progress::Admitted);
+}
+
 #[test]
 fn what_takes_more_than_the_burst_of_a_share_waits_until_that_is_full() {
     let mut rig = outage(50);
