@@ -100,11 +100,11 @@ if not is_plain then leave(ids, 1, 0) end
 if #lines > 0 then
   turns = redis.call('ZMSCORE', key, unpack(turns))
   for i, digits in ipairs(lines) do
-    if turns[i] == 'inf' then
-      -- Settle stopped lines again, because the limit may have changed.
+    if turns[i] == 'inf' or turns[i] and tonumber(turns[i]) < -33554432 then
+      -- Settle lines again that are stopped or asleep, because the limit may have changed, or the clock.
       if tonumber(digits, 36) < 16777216 then settle(digits) else further.settle(digits, turns[i]) end
       turn = nil
-    elseif further and turns[i] and tonumber(turns[i]) < 0 and tonumber(turns[i]) > -33554432 then
+    elseif further and turns[i] and tonumber(turns[i]) < 0 then
       if further.renewed(digits, turns[i]) then turn = nil end
     end
   end

@@ -57,6 +57,8 @@ pub struct Judge {
     starts: Vec<Start>,
     /// When each budget is full again, in µs.
     budgets: BTreeMap<u32, u64>,
+    /// What the grants of this operation take of each budget, until that is charged.
+    taken: BTreeMap<u32, u64>,
     /// Whether a place has had further limits: then turns are not known any more.
     has_further: bool,
 }
@@ -80,6 +82,8 @@ struct Turn {
     to: u64,
     /// Whether it may be set aside.
     aside: bool,
+    /// Whether it may be asleep in the ledger: its head takes of its tenant's own budget.
+    sleeps: bool,
 }
 
 impl Turn {
@@ -92,6 +96,9 @@ impl Turn {
         !self.aside && (own < others || (own == others && is_sooner))
     }
 }
+
+/// Turns of lines that are asleep in a ledger are below this.
+const ASLEEP: f64 = -536_870_912.0;
 
 /// How many orders of the grants of one operation are tried: among equal turns, any may have come first.
 const ORDERS_MAX: usize = 100;
@@ -161,6 +168,19 @@ impl Places {
     }
 }
 
+/// What the grants of an operation take of each budget.
+fn taken_by(done: &Done<'_>) -> BTreeMap<u32, u64> {
+    let held = |(_, _, ticket): &&Stored| ticket.is_none();
+    let before: HashSet<PlaceId> = done.before.iter().filter(held).map(|(id, ..)| *id).collect();
+    let mut taken = BTreeMap::new();
+    for (id, ..) in done.after.iter().filter(held).filter(|(id, ..)| !before.contains(id)) {
+        for charge in id.charges().iter() {
+            *taken.entry(charge.number()).or_default() += charge.taken();
+        }
+    }
+    taken
+}
+
 fn class_of(id: PlaceId) -> u8 {
     id.claim.map_or(0, Claim::class)
 }
@@ -209,9 +229,13 @@ impl Judge {
             let Some((_, head)) = places.head(Some(tenant)) else { continue };
             let key = (!places.passes_each(head)).then(|| places.key(head));
             let room = self.least_limit.map(|limit| room(head, Some(limit), (limit, 0)));
+            let own = || head.charges().iter().filter(|charge| charge.is_tenants());
+            let sleeps = own().next().is_some();
             let aside = room.is_some_and(|room| u64::from(head.cost()) > room)
-                || u64::from(head.cost()) > self::room(head, None, (u32::MAX, 0));
-            let new = Turn { key, from: now, to: if aside { u64::MAX } else { now }, aside };
+                || u64::from(head.cost()) > self::room(head, None, (u32::MAX, 0))
+                || own().any(|charge| !self.allows(charge, now));
+            let new =
+                Turn { key, from: now, to: if aside { u64::MAX } else { now }, aside, sleeps };
             self.lines
                 .entry(tenant)
                 .and_modify(|turn| match turn {
@@ -220,7 +244,7 @@ impl Judge {
                     _ if turn.aside || aside => {
                         *turn = Turn { from: turn.from.min(now), to: new.to.max(latest), ..new };
                     }
-                    _ => {}
+                    _ => turn.sleeps = sleeps,
                 })
                 .or_insert(new);
         }
@@ -232,7 +256,7 @@ impl Judge {
             None => {
                 let (ticket, head) = places.head(None)?;
                 let key = Some(places.key(head));
-                Some(Turn { key, from: ticket, to: ticket, aside: false })
+                Some(Turn { key, from: ticket, to: ticket, aside: false, sleeps: false })
             }
         }
     }
@@ -268,8 +292,13 @@ impl Judge {
         if !done.fits(places, id) {
             return Some(("cap in the server", say(format!("of {room}"))));
         }
-        let newcomer =
-            || Turn { key: Some(places.key(id)), from: done.now, to: done.now, aside: false };
+        let newcomer = || Turn {
+            key: Some(places.key(id)),
+            from: done.now,
+            to: done.now,
+            aside: false,
+            sleeps: false,
+        };
         let turn = first.and_then(|_| self.turn(places, tenant)).unwrap_or_else(newcomer);
         let other = self.before(places, turn, tenant)?;
         let theirs = self.turn(places, other);
@@ -284,6 +313,7 @@ impl Judge {
             return further::judge(done).or_else(|| self.start(done)).or(charged);
         }
         let now = done.now;
+        self.taken = taken_by(done);
         if done.promotes && done.for_all && done.limit > 0 {
             let least = self.least_limit.unwrap_or(u32::MAX);
             self.least_limit = Some(least.min(done.limit));
@@ -344,6 +374,8 @@ impl Judge {
             }
         }
         let charged = self.charge(done);
+        self.taken.clear();
+        self.settle(&places, now);
         breach = breach.or_else(|| self.start(done)).or(charged);
         if done.promotes && !done.more && passed.is_empty() && breach.is_none() {
             breach = self.idle(&places, done);
@@ -440,6 +472,12 @@ impl Judge {
         breach
     }
 
+    /// Whether a budget has enough for this, beside what this operation takes of it.
+    fn allows(&self, charge: Charge, now: u64) -> bool {
+        let others = self.taken.get(&charge.number()).copied().unwrap_or(0);
+        self.begins(charge, now) + others + charge.taken() <= now + charge.burst()
+    }
+
     /// Further ahead than any charge takes it, it shows that the clock has stepped back.
     fn begins(&self, charge: Charge, now: u64) -> u64 {
         let full_at = self.budgets.get(&charge.number()).copied().unwrap_or(0);
@@ -528,10 +566,7 @@ impl Judge {
             let is_free = places.all < u64::from(done.limit);
             let may_start = |id: PlaceId| {
                 let count = self.started(|_| true) + u64::from(id.cost());
-                let allows = |charge: Charge| {
-                    let before = self.begins(charge, done.now);
-                    before + charge.taken() <= done.now + charge.burst()
-                };
+                let allows = |charge: Charge| self.allows(charge, done.now);
                 id.rate().is_none_or(|rate| count <= u64::from(rate.starts()))
                     && id.charges().iter().all(allows)
             };
@@ -560,6 +595,7 @@ impl Judge {
             let is_right = match turn.key {
                 None => score == f64::INFINITY,
                 Some(_) if turn.aside && score == f64::INFINITY => true,
+                Some(_) if turn.sleeps && score < ASLEEP => true,
                 Some((class, level)) => {
                     let at = |level: u64| level as f64 * 2f64.powi(52 + 80 * i32::from(class));
                     (at(level + 1)..at(level + 2)).contains(&score)

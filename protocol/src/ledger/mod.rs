@@ -390,10 +390,10 @@ impl Ledger {
                 None => PlaceStatus::Gone,
                 Some(place) => {
                     self.put(*id, reply.lease_end, place.ticket);
-                    if let (Some(fair), Some(line), Some(_)) =
-                        (&mut self.lines, id.line(), place.ticket)
+                    if let (Some(fair), Some(claim), Some(_)) =
+                        (&mut self.lines, id.claim_in_line(), place.ticket)
                     {
-                        fair.lines.renewed(line, caller.now, &OfPlaces);
+                        fair.lines.renewed(claim, caller.now, &OfPlaces);
                     }
                     place.status()
                 }

@@ -470,7 +470,9 @@ impl Ledger {
     /// In how many ms the next call is due, though nothing leaves until then: rate and budgets allow the grant of the next
     /// in turn, if only they keep it back, or a line has been asleep for long enough; 0: nothing is.
     pub(super) fn opens_in_ms(&self, caller: Caller, most: u64) -> u64 {
-        if self.starts.is_none() && self.budgets.is_none() || self.in_use() >= most {
+        let is_timed =
+            self.starts.is_some() || self.budgets.is_some() || self.rouses_at().is_some();
+        if !is_timed || self.in_use() >= most {
             return 0;
         }
         let of_sleeper = self.rouses_at().map(|at| at.saturating_sub(caller.now).div_ceil(1000));

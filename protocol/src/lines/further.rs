@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::spot::{Code, Spot, limits_of, spots_of};
-use super::{LEVEL, Lines, Register, STOPPED, class_factor, is_turn_at, turn};
+use super::{LEVEL, Lines, Register, STOPPED, class_factor, is_turn_at, line_of, turn};
 use crate::claim::{Claim, LineId, Tenant};
 use crate::further::FurtherLimit;
 
@@ -427,8 +427,14 @@ impl<I: Copy + Ord> Lines<I> {
         true
     }
 
-    /// A place of this line was renewed: a line that is parked ahead of the present goes to the front of its level.
-    pub(crate) fn renewed(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
+    /// A place of this line was renewed: a line that is parked ahead of the present goes to the front of its level, and one
+    /// that is asleep is settled.
+    pub(crate) fn renewed(&mut self, claim: Claim, now: u64, of: &impl Register<I>) {
+        let line = line_of(claim);
+        if self.is_asleep(line) {
+            self.touch(claim);
+            return;
+        }
         let Some(known) = self.further.lines.get(&line) else { return };
         if let Some(Stands::At(spot, code)) = known.stands
             && code.not_ahead_of(now) != code

@@ -422,7 +422,7 @@ const ASLEEP_MUTANTS: [(&str, &str, &str); 21] = [
     ("acquire", "      if asleep then turn = asleep.rouse() end\n", ""),
     ("release", "  if asleep then turn = asleep.rouse() end\n", ""),
     ("renew", "if asleep then turn = asleep.rouse() end\n", ""),
-    ("renew", " and tonumber(turns[i]) > -33554432 then", " then"),
+    ("renew", " or turns[i] and tonumber(turns[i]) < -33554432 then", " then"),
     ("reassert", "if asleep then asleep.rouse() end\n", ""),
     ("answer", "  if asleep then asleep.first() end\n", ""),
     ("again", "if opens and in_use < most and call_again ~= 1 then", "if false then"),
