@@ -71,8 +71,8 @@
 --           earliest < 0: only its rate or its budgets keep back the next in turn, for so many ms
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 if the set is empty, 1 more if any leave, for any number of ids; 12
---           with a hand-over. With claims 5, 6 if none is in use, 1 more with a rate, 1 more if any leave, 1 more for
---           each tenant with a cap and each further limit, 1 more if any joins a tenant's line.
+--           with a hand-over. With claims 5, 6 if none is in use, 1 more with a rate, 1 more with a budget, 1 more if any
+--           leave, 1 more for each tenant with a cap and each further limit, 1 more if any joins a tenant's line.
 --           O((ids + 500) * log n): see promote.lua; and what recall.lua costs when a queue begins
 -- Retry     safe: an id that is present keeps its place, and its lease is renewed; one that has left is ignored
 
@@ -137,45 +137,61 @@ else
   units = redis.call('ZCOUNT', key, '0', '(10000000000000')
   waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
 
-  -- The most frequent call: one newcomer with a claim, of one permit and class 0, while no place waits.
+  -- The most frequent call: one newcomer with a claim, of one permit and class 0, while no place waits. Most have no
+  -- tenant.
   local id, sub = ARGV[last], string.sub
-  if waiting == 0 and first == last and sub(id, -3) == '001' and string.byte(id, -16) == 46 then
-    local f, each = tonumber(sub(id, -15, -11), 36), sub(id, -8, -4)
+  local is_common = sub(id, -16) == '.000000100000001'
+  if waiting == 0 and first == last and (is_common or sub(id, -3) == '001' and string.byte(id, -16) == 46) then
+    local f, each = 0, '00000'
+    if not is_common then f, each = tonumber(sub(id, -15, -11), 36), sub(id, -8, -4) end
     if units < limit and (each == '00000' or redis.call('ZCOUNT', key, f, f) < tonumber(each, 36)) then
       local at, charged_at = string.find(id, '/', 13, true), string.find(id, '$', 13, true)
-      if not (at or charged_at) then
-        if f == 0 then
-          redis.call('ZADD', key, lease_end / 1000, id)
-        else
-          redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id)
-        end
-        -- As in write.lua.
-        if redis.call('PTTL', key) < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
-        return lease_end
-      end
-      local fits, kept_ms, writes = true, 0, { lease_end + 1e13, id, string.format('%d', f), queued .. id }
-      if f == 0 then writes = { lease_end / 1000, id } end
+      local fits, kept_ms, budget, full_at = true, 0, nil, nil
       if at then
-        -- As in rate.lua, while the window has room and nothing has left it.
-        local rank = tonumber(sub(id, at + 1, at + 3), 36) - 1
-        fits = tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -1000000000
-        kept_ms = tonumber(sub(id, at + 4, at + 11), 36) * 2 ^ tonumber(sub(id, at + 12, at + 12), 36) / 1000
-        writes[#writes + 1] = '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)
-        writes[#writes + 1] = 'r' .. sub(id, 1, at - 1)
+        -- As in rate.lua, while fewer starts are kept than the window allows. A count walks through a small set, which is
+        -- a list; ids with budgets are too long for one.
+        local starts = tonumber(sub(id, at + 1, at + 3), 36)
+        if charged_at then
+          fits = redis.call('ZCOUNT', key, '-inf', '(-1000000000') < starts
+        else
+          local rank = string.format('%d', starts - 1)
+          fits = tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -1000000000
+        end
+        kept_ms = tonumber(sub(id, at + 4, at + 11), 36) / 1000
+        if string.byte(id, at + 12) ~= 48 then kept_ms = kept_ms * 2 ^ tonumber(sub(id, at + 12, at + 12), 36) end
       end
       if charged_at and fits then
         -- As in charges.lua, while a budget that is full has a member, and this call is not repeated.
-        local number, taken = sub(id, charged_at + 1, charged_at + 5), tonumber(sub(id, charged_at + 6, charged_at + 13), 36)
-        local scores = redis.call('ZMSCORE', key, id, 'b' .. number)
-        local full_at = math.max((scores[2] or 0) * -8388608, now) + taken
+        budget = 'b' .. sub(id, charged_at + 1, charged_at + 5)
+        local scores = redis.call('ZMSCORE', key, id, budget)
+        local taken = tonumber(sub(id, charged_at + 6, charged_at + 13), 36)
+        full_at = math.max((scores[2] or 0) * -8388608, now) + taken
         fits = scores[2] and not scores[1] and taken > 0 and now % 64 > 0 and string.byte(id, charged_at + 22) < 48
           and full_at - tonumber(sub(id, charged_at + 14, charged_at + 21), 36) <= now
         kept_ms = math.max(kept_ms, (full_at - now) / 1000)
-        writes[#writes + 1] = full_at / -8388608
-        writes[#writes + 1] = 'b' .. number
       end
       if fits then
-        redis.call('ZADD', key, unpack(writes))
+        -- Scores are passed as text: Redis 7.0 formats a number with 17 digits, which takes as long as a command. Nine
+        -- decimals are enough for the score of a budget: a double is exact to 2^-25 there.
+        local format = string.format
+        local score = f == 0 and format('%d.%03d', lease_end / 1000, lease_end % 1000) or format('%.0f', lease_end + 1e13)
+        full_at = budget and format('-%d.%09d', full_at / 8388608, full_at % 8388608 * (1e9 / 8388608))
+        local start = at and 'r' .. sub(id, 1, at - 1)
+        local started = at and '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)
+        -- Without a list where that is possible, as it is for most.
+        if f > 0 then
+          local writes = { score, id, format('%d', f), queued .. id }
+          if budget then writes[5], writes[6] = full_at, budget end
+          if start then writes[#writes + 1], writes[#writes + 2] = started, start end
+          redis.call('ZADD', key, unpack(writes))
+        elseif budget and start then
+          redis.call('ZADD', key, score, id, full_at, budget, started, start)
+        elseif budget or start then
+          redis.call('ZADD', key, score, id, full_at or started, budget or start)
+        else
+          redis.call('ZADD', key, score, id)
+        end
+        -- As in write.lua.
         local ttl = redis.call('PTTL', key)
         if ttl < lease_ms + 1000 or ttl < kept_ms + 1 then
           redis.call('PEXPIRE', key, math.max(3 * lease_ms, math.ceil(kept_ms)) + 1000)

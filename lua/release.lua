@@ -12,8 +12,8 @@
 --           permit was free and a place that could have it waited: call again at once; or -ms if only its rate or its
 --           budgets keep back the next in turn: call again then
 -- Errors    none of its own
--- Cost      2 commands while no place waits, about 9 with a hand-over in a plain set, about 12 from line to line;
---           O((ids + 500) * log n): see promote.lua
+-- Cost      2 commands while no place waits, 3 if the only id used no more of one budget than it took; about 9 with a
+--           hand-over in a plain set, about 12 from line to line; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: an id that is not present is ignored
 
 local key = KEYS[1]
@@ -31,6 +31,24 @@ end
 --@queued
 local removed = 0
 if claims then
+  local id, sub = ARGV[last], string.sub
+  if last == 6 and sub(id, -20, -17) == '001=' then
+    -- The most frequent place that settles: one permit, class 0, one budget, of which it used some and no more than it
+    -- took. As in used.lua; but a budget that time has filled meanwhile keeps its member: so this needs no clock.
+    local at, used = string.find(id, '$', 13, true), tonumber(sub(id, -16, -9), 36)
+    local back = tonumber(sub(id, at + 6, at + 13), 36) - used
+    if used > 0 and back >= 0 and sub(id, -8) == '00000000'
+      and redis.call('ZCOUNT', key, '100000000000000', '+inf') == 0 then
+      -- No place waits, so it holds, or is not there. Without a tenant, it has no other member.
+      local budget, nobodys = 'b' .. sub(id, at + 1, at + 5), sub(id, -32, -28) == '00000'
+      id = sub(id, 1, -18)
+      if (nobodys and redis.call('ZREM', key, id) or redis.call('ZREM', key, id, queued .. id)) > 0 then
+        back = string.format('%d.%09d', back / 8388608, back % 8388608 * (1e9 / 8388608))
+        redis.call('ZADD', key, 'XX', 'INCR', back, budget)
+      end
+      return {}
+    end
+  end
   local ids, from, to = ARGV, 6, last
   --@used
 end

@@ -7,9 +7,10 @@
 --
 -- Needs     key, queued; ids, from, to: those from ids[from] to ids[to] are about to leave
 -- Leaves    these ids as they are in the set
--- Cost      no command; 2 or 3 and 1 for each id, if any says what it used
+-- Cost      no command; 2 to 4, and 1 for each id, if any says what it used
 
-local now_us, fulls = nil, {}
+-- When the last of those that are charged more is full: no other needs the key for longer than before.
+local now_us, fulls, charged_until = nil, {}, 0
 for i = from, to do
   local id = ids[i]
   local used_at = string.find(id, '=', 13, true)
@@ -37,36 +38,36 @@ for i = from, to do
         local more = tonumber(string.sub(used, 16 * k - 47, 16 * k - 40), 36) - taken
         local ahead = tonumber(string.sub(used, 16 * k - 39, 16 * k - 32), 36)
         local full = fulls[members[k]] or (scores[k] or 0) * -8388608
-        -- As in charges.lua.
-        full = full <= now_us + 2 * burst + 1000000 and math.max(full, now_us) or now_us
-        if more > 0 then
-          full = math.max(full, math.min(full + more, now_us + 2 * burst))
-        else
-          full = full + more
+        -- What is given back is that much, whatever the clock says; release.lua does the same in one command.
+        if more <= 0 then full = full + more end
+        if more > 0 or ahead > 0 then
+          -- As in charges.lua.
+          full = full <= now_us + 2 * burst + 1000000 and math.max(full, now_us) or now_us
+          if more > 0 then full = math.max(full, math.min(full + more, now_us + 2 * burst)) end
+          if ahead > 0 then full = math.max(full, now_us + math.min(ahead, burst)) end
+          charged_until = math.max(charged_until, full)
         end
-        if ahead > 0 then full = math.max(full, now_us + math.min(ahead, burst)) end
         fulls[members[k]] = full
       end
     end
   end
 end
 if now_us then
-  local writes, gone, last = {}, {}, 0
+  local writes, gone = {}, {}
   for member, full in pairs(fulls) do
     if full > now_us then
       writes[#writes + 1] = full / -8388608
       writes[#writes + 1] = member
-      last = math.max(last, full)
     else
       gone[#gone + 1] = member
     end
   end
   -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   redis.call('ZREM', key, '', unpack(gone))
-  if writes[1] then
-    redis.call('ZADD', key, unpack(writes))
+  if writes[1] then redis.call('ZADD', key, unpack(writes)) end
+  if charged_until > 0 then
     -- As in rate.lua.
-    local kept_ms = (last - now_us) / 1000
+    local kept_ms = (charged_until - now_us) / 1000
     if redis.call('PTTL', key) < kept_ms + 1 then redis.call('PEXPIRE', key, math.ceil(kept_ms) + 1000) end
   end
 end

@@ -283,3 +283,23 @@ fn a_clock_that_steps_back_stops_a_budget_for_no_longer_than_a_burst() {
     let reply = desk.acquire_all(None, &[id]);
     assert!(desk.holds(id), "{:?}", reply.statuses);
 }
+
+/// Processes of two versions of a configuration name one budget with different bursts.
+#[test]
+fn a_place_with_a_short_burst_gives_back_no_more_than_it_took() {
+    let mut desk = Desk::new(100);
+    let number = charge(0, 0).number();
+    let with_burst = |desk: &mut Desk, taken, burst| {
+        let charge = Charge::of_hash(0, taken, burst).unwrap();
+        let id = desk.id(Claim::without_tenant().charged(charge));
+        desk.acquire_all(None, &[id]);
+        assert!(desk.holds(id));
+        id
+    };
+    let short = with_burst(&mut desk, 1000, 10_000);
+    with_burst(&mut desk, 50 * BURST_US, 100 * BURST_US);
+    let before = desk.ledger.budget_full_at(number);
+    let used = Used::as_charged(short.charges()).with(0, UsedOf { used: 400, ahead: 0 });
+    desk.ledger.settle_used(&[(short, used)], desk.now);
+    assert_eq!(before - desk.ledger.budget_full_at(number), 600);
+}

@@ -150,12 +150,10 @@ fn no_number_becomes_text_inaccurately() {
         "used: members[#members + 1] = 'b' .. string.sub(id, at + 1, at + 5)",
         "acquire: for i = 1, leaving do members[leaving + i] = queued .. members[i] end",
         "acquire: for i = 1, leaving do members[i] = queued .. ARGV[10 + i] end",
-        "acquire: redis.call('ZADD', key, lease_end + 1e13, id, string.format('%d', f), queued .. id)",
-        "acquire: local fits, kept_ms, writes = true, 0, { lease_end + 1e13, id, string.format('%d', f), queued .. id }",
-        "acquire: writes[#writes + 1] = '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)",
-        "acquire: writes[#writes + 1] = 'r' .. sub(id, 1, at - 1)",
-        "acquire: local scores = redis.call('ZMSCORE', key, id, 'b' .. number)",
-        "acquire: writes[#writes + 1] = 'b' .. number",
+        "acquire: budget = 'b' .. sub(id, charged_at + 1, charged_at + 5)",
+        "acquire: local start = at and 'r' .. sub(id, 1, at - 1)",
+        "acquire: local started = at and '-' .. t[1] .. '.' .. sub('00000' .. t[2], -6)",
+        "acquire: local writes = { score, id, format('%d', f), queued .. id }",
         "acquire: turns[#turns + 1] = 't' .. digits",
         "acquire: writes[count + 3], writes[count + 4] = share, queued .. id",
         "acquire: writes[count + 1], writes[count + 2] = share, j .. queued .. id",
@@ -169,6 +167,8 @@ fn no_number_becomes_text_inaccurately() {
         "acquire: writes[#writes + 1] = 't' .. digits",
         "acquire: writes[#writes + 1] = 'x' .. digits",
         "acquire: writes[#writes + 1] = queued .. id",
+        "release: local budget, nobodys = 'b' .. sub(id, at + 1, at + 5), sub(id, -32, -28) == '00000'",
+        "release: if (nobodys and redis.call('ZREM', key, id) or redis.call('ZREM', key, id, queued .. id)) > 0 then",
         "release: removed = redis.call('ZREM', key, ARGV[last], queued .. ARGV[last])",
         "renew: for i, id in ipairs(ids) do members[count + i] = queued .. id end",
         "renew: turns[#lines] = 't' .. digits",
@@ -585,6 +585,35 @@ fn calls_of_tenants_cost_what_the_headers_say() {
     }
     let release = commands(&server, "release", &["1", "0", "0", "1", node, &one]);
     assert!(release <= 14, "{release}");
+}
+
+#[test]
+fn calls_with_a_budget_cost_what_the_headers_say() {
+    let server = TestRedis::start();
+    let node = "00000000001";
+    // 750 µs of a minute.
+    let id = |n: &str, rate: &str, tenant: &str| {
+        format!("{node}:{n}{rate}$0000z000000ku000zq0ao-00000140000000.{tenant}0100000001")
+    };
+    let acquire = |id: &str| {
+        let arguments = ["20", "0", "0", "5000", "100", "200", "1", node, "0", "0", id];
+        commands(&server, "acquire", &arguments)
+    };
+    let release = |id: &str, used: &str| {
+        commands(&server, "release", &["20", "0", "0", "1", node, &format!("{id}={used}")])
+    };
+    // The first finds its budget full, and sets the expiry. One call of 64 looks for others that are full.
+    acquire(&id("1", "", "00000"));
+    let rate = "/0go000zq0ao0";
+    for (n, rate, tenant) in [("2", "", "00000"), ("3", "", "0000a"), ("4", rate, "00000")] {
+        let id = id(n, rate, tenant);
+        let expected = cost("acquire") + 1 + u64::from(!rate.is_empty());
+        assert!((expected..=expected + 6).contains(&acquire(&id)), "{id}");
+        assert_eq!(release(&id, "000000a000000000"), 3, "{id}");
+        assert_eq!(release(&id, "000000a000000000"), 2, "{id} is not there any more");
+    }
+    let used_nothing = release(&id("1", "", "00000"), "0000000000000000");
+    assert!((5..=6).contains(&used_nothing), "{used_nothing}");
 }
 
 #[test]

@@ -106,16 +106,21 @@ impl Budgets {
         self.0.set(number, Some(full_at).filter(|at| *at > now));
     }
 
-    /// Puts what was used in the place of what was charged.
+    /// Puts what was used in the place of what was charged. What is given back is that much, whatever the clock says: it
+    /// may have stepped back, or the budget may be further ahead than this charge could take it.
     pub(super) fn settle(&mut self, charges: Charges, used: Used, now: u64) {
         for (charge, UsedOf { used, ahead }) in charges.iter().zip(used.iter()) {
             match used.checked_sub(charge.taken()) {
                 Some(more) if more > 0 => self.take_more(charge, more, now),
-                _ => self.give(charge, charge.taken() - used, now),
+                _ => {
+                    let back = charge.taken() - used;
+                    let full_at = self.full_at(charge.number()).saturating_sub(back);
+                    self.set(charge.number(), full_at, now);
+                }
             }
             if ahead > 0 {
                 let least = now + ahead.min(charge.burst());
-                self.set(charge.number(), self.full_at(charge.number()).max(least), now);
+                self.set(charge.number(), self.begins(charge, now).max(least), now);
             }
         }
     }

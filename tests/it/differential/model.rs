@@ -227,8 +227,9 @@ impl<'a> Model<'a> {
         let mut leaving = Vec::with_capacity(picks.len());
         for pick in picks {
             let id = self.pick(pick, &present);
-            // As good as drawn.
-            let dice = id.n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            // As good as drawn. One product alone has few values modulo 5.
+            let product = id.n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let dice = (product ^ product >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32;
             let used = |used: Used, (index, charge): (usize, Charge)| {
                 let taken = charge.taken();
                 let of = [0, taken / 3, taken, taken + 1_000_007, 5 * charge.burst()];
