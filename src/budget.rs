@@ -153,7 +153,8 @@ impl Budget {
     /// With an estimate of 1 it is a rate of each tenant. Such a bucket can start twice the amount in a time that begins with
     /// a full one, unlike [`Policy::rate`](crate::PolicyBuilder::rate), so set a [burst](Self::burst) where that is too many.
     ///
-    /// Requests without a tenant that take of it count as one tenant.
+    /// Requests without a tenant that take of it count as one tenant. Among those of a tenant that have different
+    /// [further limits](crate::Ask::also), whoever finds enough goes first: small estimates can keep a large one waiting.
     ///
     /// # Examples
     ///

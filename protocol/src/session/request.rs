@@ -121,6 +121,8 @@ impl Session {
         let opens_at = match is_local {
             true => self.kept_by_rate_until(place, now),
             false if opens_at > Time::ZERO => Some(opens_at),
+            // What is known can be the time of another tenant.
+            false if place.claim().charges().iter().any(Charge::is_tenants) => None,
             false => self.probe.opens_at(),
         };
         let end = match reason {

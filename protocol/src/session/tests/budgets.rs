@@ -234,6 +234,23 @@ fn a_tenant_without_budget_keeps_no_other_from_a_share() {
 }
 
 #[test]
+fn who_waits_in_vain_is_not_told_when_another_tenants_budget_has_enough() {
+    let mut rig = Rig::new(10);
+    rig.request_with(tenants(1, 1000, 1000));
+    rig.request_with(tenants(2, 1000, 1000));
+    rig.settle();
+    let short = rig.request_with(tenants(1, 100, 1000));
+    let long = rig.request_with(tenants(2, 900, 1000));
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_wait_timeout(long, now);
+    let Progress::Refused { ends_in, .. } = rig.progress(long) else { panic!() };
+    assert_eq!(ends_in, None);
+    rig.live(110);
+    assert_eq!(rig.progress(short), Progress::Held);
+}
+
+#[test]
 fn what_is_given_back_serves_its_tenant_in_an_outage_too() {
     let mut rig = outage(10);
     let used = rig.request_with(tenants(1, 1000, 1000));
