@@ -242,7 +242,7 @@ proptest! {
         }
         // In the end everybody is served.
         histories.desk.limit = 100;
-        for _ in 0..100 {
+        for _ in 0..1000 {
             histories.desk.now += 100_000;
             let waiting = histories.waiting();
             if !waiting.is_empty() {
