@@ -38,8 +38,9 @@
 --   s                             score: +inf, while any line is asleep
 --
 -- So the ranges of scores are, from the lowest: grants, lines that are asleep (from -1e9 on), budgets (from -(2^29) on),
--- lines, lines that are parked, permits by tenant, further permits without one, lease ends (with a claim alone, without one, in a line), tenants of lines from 2e13 on, permits
--- by limit from 5e13 on, tickets from 1e14 on, turns from 2^52 on. The permits that f has in use, or that are in use
+-- lines, lines that are parked, permits by tenant, further permits without one, lease ends (with a claim alone, without
+-- one, in a line), tenants of lines from 2e13 on, permits by limit from 5e13 on, tickets from 1e14 on, turns from 2^52
+-- on. The permits that f has in use, or that are in use
 -- under g, are the members of one score; all in use are those from 0 to 1e13, less the tickets. A set is plain if no
 -- place in it has a claim: it has no score below 1e12, and much of the work falls away: see kind.lua.
 --

@@ -8,8 +8,7 @@
 -- Leaves    leave(ids, from, to, turn, is_further): those from ids[from] to ids[to] have left, or none if `to` is less.
 --           turn: the first of all turns, if it is known; it returns that as it is then. It leaves `further` if the set
 --           has lines of places with further limits, or is_further; and `asleep` if lines are asleep
--- Cost      1 command, and what settling costs; 1 more if settling does not show whose turn it is, 2 more if lines are
---           asleep. If the set has lines
+-- Cost      1 command, and what settling costs; 1 more if settling does not show whose turn it is. If the set has lines
 --           of places with further limits, 1 more for each tenant and each limit, and what further.lua costs
 
 function leave(ids, from, to, turn, is_further)
@@ -46,11 +45,9 @@ function leave(ids, from, to, turn, is_further)
       if turns[i] then settle(digits, turns[i]) end
     end
     further.make_up(ids, from, to)
-    if asleep then asleep.first() end
     return redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   end
-  -- What was asleep may have left.
-  local unknown = asleep ~= nil
+  local unknown = false
   for i, digits in ipairs(tenants) do
     -- Without a turn the tenant has no line: nothing to settle.
     if turns[i] then
@@ -65,7 +62,6 @@ function leave(ids, from, to, turn, is_further)
       end
     end
   end
-  if asleep then asleep.first() end
   if unknown then
     turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   end

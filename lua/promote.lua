@@ -139,16 +139,15 @@ while repeats do
           budget, head = budget - 1, nil
           if never then
             redis.call('ZADD', key, 'inf', member)
-            if line then further.come_back(line.terms) end
           elseif sleeps then
             if not asleep then
               --@asleep
             end
             asleep.put(member, own_opens)
-            if line then further.come_back(line.terms) end
           elseif not is_back and queue == 0 then
             turn = second
           end
+          if line and not parks then further.come_back(line.terms) end
         else
           budget = budget - next_cost - (line and 4 or 0)
         end

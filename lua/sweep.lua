@@ -37,6 +37,8 @@ repeat
       local ids, from, to, removed = dead, 1, #dead, 0
       --@take
       leave(dead, 1, #dead)
+      -- Some of them may have been asleep.
+      if asleep then asleep.first() end
     end
     swept = true
   end

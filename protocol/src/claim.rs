@@ -344,6 +344,7 @@ impl fmt::Debug for Claim {
         f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
     }
 }
+
 /// What is added to the class in the text of a claim with further limits.
 const FURTHER_CLASSES: u64 = 8;
 

@@ -235,11 +235,19 @@ async fn an_estimate_that_can_never_be_met_is_a_bad_one(node: &dyn Fn() -> Semap
 }
 
 async fn a_settlement_serves_who_waits(node: &dyn Fn() -> Semaphore) {
+    let tokens = hundred(1000);
+    gives_back_to_who_waits(node, |units| asks(&tokens, units)).await;
+}
+
+/// A request takes all of a budget that refills in 1000 s, and used a fifth of it: another has its 60 at once.
+pub(crate) async fn gives_back_to_who_waits(
+    node: &dyn Fn() -> Semaphore,
+    ask: impl Fn(u64) -> Ask,
+) {
     let (own, other) = (node(), node());
     let policy = Policy::builder(10).wait_timeout(100 * SECOND).build().unwrap();
-    let tokens = hundred(1000);
-    let held = own.acquire(asks(&tokens, 100), &policy).await.unwrap();
-    let waits = tokio::spawn(other.acquire(asks(&tokens, 60), &policy));
+    let held = own.acquire(ask(100), &policy).await.unwrap();
+    let waits = tokio::spawn(other.acquire(ask(60), &policy));
     waiting(&own, "x", 1).await;
     held.settle("tokens", 20);
     held.release().await.unwrap();

@@ -14,6 +14,7 @@ use tower_semaphore::{
     Ask, Budget, ConcurrencyLimitLayer, Name, Policy, RejectReason, Semaphore, feedback,
 };
 
+use crate::budgets::gives_back_to_who_waits;
 use crate::support::on_both;
 use crate::support::semaphore::{rejection, waiting};
 
@@ -101,15 +102,8 @@ async fn who_waits_for_a_budget_of_its_own_has_its_permit_once_that_has_enough(
 }
 
 async fn what_a_request_gives_back_serves_its_tenant(node: &dyn Fn() -> Semaphore) {
-    let (own, other) = (node(), node());
-    let (tokens, policy) = (each(1000), policy(10));
-    let held = own.acquire(asks("acme", &tokens, 100), &policy).await.unwrap();
-    let waits = tokio::spawn(other.acquire(asks("acme", &tokens, 60), &policy));
-    waiting(&own, "x", 1).await;
-    held.settle("tokens", 20);
-    held.release().await.unwrap();
-    let permit = waits.await.unwrap().unwrap();
-    assert!(permit.waited() < 50 * SECOND, "{:?}", permit.waited());
+    let tokens = each(1000);
+    gives_back_to_who_waits(node, |units| asks("acme", &tokens, units)).await;
 }
 
 async fn a_line_that_is_asleep_keeps_no_further_limit_from_others(node: &dyn Fn() -> Semaphore) {
@@ -191,15 +185,7 @@ async fn an_inspection_tells_whose_a_budget_is(node: &dyn Fn() -> Semaphore) {
 #[tokio::test]
 async fn a_line_that_was_asleep_leaves_no_key() {
     let redis = crate::support::redis::TestRedis::start();
-    let semaphore = redis.semaphore();
-    let (tokens, policy) = (each(1000), policy(10));
-    let held = semaphore.acquire(asks("acme", &tokens, 100), &policy).await.unwrap();
-    let waits = tokio::spawn(semaphore.acquire(asks("acme", &tokens, 50), &policy));
-    waiting(&semaphore, "x", 1).await;
-    waits.abort();
-    waiting(&semaphore, "x", 0).await;
-    held.settle("tokens", 0);
-    held.release().await.unwrap();
+    whoever_leaves_while_its_line_is_asleep_leaves_nothing(&|| redis.semaphore()).await;
     assert!(redis.is_clear());
 }
 

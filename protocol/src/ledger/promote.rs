@@ -338,9 +338,8 @@ impl Ledger {
     /// Until when the tenant's own budgets have too little for this place, which waits, µs; `None`: they have enough, or it
     /// waits for an operator, or forever.
     fn sleeps_until(&self, caller: Caller, id: PlaceId) -> Option<u64> {
-        self.budgets.as_ref()?;
-        let is_kept = caller.room_of(id) > 0 && !Self::never_fits(caller, id);
-        self.tenants_budget_opening(id, caller.now).filter(|_| is_kept)
+        let is_kept = |_: &u64| caller.room_of(id) > 0 && !Self::never_fits(caller, id);
+        self.tenants_budget_opening(id, caller.now).filter(is_kept)
     }
 
     /// From when on the tenant's own budgets allow the grant of a place, µs; `None`: now.

@@ -34,17 +34,17 @@ impl BudgetUse {
 /// Returns the budgets of a listing, those first that take longest to be full.
 pub(super) fn budgets(name: &str, listing: &Listing, own: &Node) -> Vec<BudgetUse> {
     let mut seen: BTreeMap<u32, BudgetUse> = BTreeMap::new();
+    let unknown = |full_in| BudgetUse { budget: None, tenant: None, full_in };
     for (number, full_at) in &listing.budgets {
         let full_in = Duration::from_micros(full_at.saturating_sub(listing.now));
-        seen.insert(*number, BudgetUse { budget: None, tenant: None, full_in });
+        seen.insert(*number, unknown(full_in));
     }
     own.read_limits(name, |names| {
         for (number, NamedBudget { budget, tenant }) in names.budgets() {
-            let full = || BudgetUse { budget: None, tenant: None, full_in: Duration::ZERO };
             let known = match budget.is_each() {
                 // There are as many of those that are full as there are tenants.
                 true => seen.get_mut(number),
-                false => Some(seen.entry(*number).or_insert_with(full)),
+                false => Some(seen.entry(*number).or_insert_with(|| unknown(Duration::ZERO))),
             };
             if let Some(known) = known {
                 known.budget = Some(budget.clone());

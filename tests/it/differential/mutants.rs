@@ -409,8 +409,8 @@ const ASLEEP_MUTANTS: [(&str, &str, &str); 21] = [
     ("promote", "local sleeps = own_opens and not never", "local sleeps = false"),
     (
         "promote",
-        "            asleep.put(member, own_opens)\n            if line then further.come_back(line.terms) end\n",
-        "            asleep.put(member, own_opens)\n",
+        "if line and not parks then further.come_back",
+        "if line and not (parks or sleeps) then further.come_back",
     ),
     ("asleep", "    if tonumber(lines[i + 1]) < due then break end\n", ""),
     ("asleep", "  if not lines[1] then redis.call('ZREM', key, 's') end\n", ""),
