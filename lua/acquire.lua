@@ -87,7 +87,7 @@ local headroom = claims and tonumber(ARGV[3]) or 0
 local lease_end = now_ms + lease_ms
 --@queued
 -- The numbers of members, and of tickets and turns; of permits in use, and of places that wait without a claim.
-local all, waiting, units
+local all, waiting, units, held
 if not claims then
   all = redis.call('ZCARD', key)
   -- More members than permits: places wait, or the limit was lowered. Those that leave may be waiting, so their tickets
@@ -134,6 +134,7 @@ else
     local ids, from, to, removed = ARGV, 11, first - 1, 0
     --@used
     --@take
+    held = removed == count
   end
   units = redis.call('ZCOUNT', key, '0', '(10000000000000')
   waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
@@ -228,7 +229,7 @@ if not is_plain then
       --@room
       local is_further = false
       for i = first, last do is_further = is_further or byte(ARGV[i], -16) == 46 and byte(ARGV[i], -3) > 55 end
-      if turn[1] or is_further then turn = leave(ARGV, 11, first - 1, turn, is_further) end
+      if turn[1] or is_further then turn = leave(ARGV, 11, first - 1, turn, is_further, held) end
       if asleep then turn = asleep.rouse() end
     end
     if not opening_of and (is_second or is_rated or is_charged) then

@@ -3,10 +3,11 @@
 -- A piece of the scripts, inserted where one has `--@further`. It creates functions; so it is inserted where such lines
 -- are in the set, or such places among the newcomers.
 --
--- Such a line waits for its turn as those of tenants do. If one of its limits is full when its turn comes, or an
--- earlier line waits there for more room, it parks there: its `t` gets a score of that spot. When a place leaves, or a
--- line does not wait for its turn any more, the first line that is parked at each of its limits comes back, if there is
--- room for its head. While permits are granted, limits only lose room: so lines do not go to and fro.
+-- Such a line waits for its turn as those of tenants do. If one of its limits is full when its turn comes or its head was
+-- granted, or an earlier line waits there for more room, it parks there: its `t` gets a score of that spot. When a place
+-- leaves, or the head of a line does not wait for its turn any more, the first line that is parked at each of its limits
+-- comes back, if there is room for its head. While permits are granted, limits only lose room: so lines do not go to and
+-- fro.
 --
 -- The spot of a tenant's cap is f, that of a further limit 2^24 + g. The score of a line that is parked is
 --   -(2^52 + (spot % 2^16) * 2^36 + 2^36 - 1 - code) * 2^(floor(spot / 2^16) - 600)
@@ -16,18 +17,27 @@
 --
 -- Needs     queued, key, now, now_ms, settle; further: declared
 -- Leaves    further: a table of functions. They keep what they have read until `forget`: the caller calls that once
---           places hold or leave, or lines park, by other commands than these
+--           places hold or leave, or lines park, by other commands than these; and `flush` before turns are read, or
+--           the script ends
 -- Cost      of settle: as of settle.lua, 1 command more to end a line; of the return of a line: 1 command if none is
---           parked there, 3 or 4 if one is, 1 more if it comes back
+--           parked there, 3 or 4 if one is, 1 more if it comes back, unless it is granted or parks in the same call. A
+--           hand-over at a full limit, where no line waits for its turn: 17 commands in all
 
 -- passed: how many lines were parked anew since promote.lua counted them.
-further = { passed = 0 }
--- By spot: the permits in use; which line is parked first (-spot); whether there is no room for its head (spot + 0.5).
-local memo = {}
+-- A table that has room for its functions from the start costs less than one that grows.
+further = {
+  passed = 0, terms_of = nil, forget = nil, settle = nil, come_back = nil, make_up = nil, kept_at = nil, refused = nil,
+  hold = nil, is_nobodys = nil, read = nil, park = nil, grant = nil, renewed = nil, flush = nil,
+}
+-- By spot: the permits in use; the lines that are parked first, as Redis replies (-spot); whether there is no room for
+-- the head of the first (spot + 0.5). By the `t` of a line: its first places.
+local memo = nil
 -- Where lines were parked whose first places do not need that limit.
 local vacated = {}
--- The line of the last grant, and its next place.
-local rest = nil
+-- How many lines got turns since the last places left, and the last of these, with its turn.
+local count_of_turns, last_turn = nil, nil
+-- Whether the next line that comes back may keep its turn unwritten, and the line that does, as `last_turn`.
+local may_wait, unwritten = false, nil
 local byte, sub, find, match, format = string.byte, string.sub, string.find, string.match, string.format
 local floor, frexp, ldexp = math.floor, math.frexp, math.ldexp
 
@@ -56,7 +66,19 @@ local function terms_of(member)
 end
 further.terms_of = terms_of
 
-function further.forget() memo, rest = {}, nil end
+-- Writes the turn of the line that came back, unless it was granted or parked since: in most calls it is, which saves a
+-- command.
+function further.flush()
+  if unwritten then redis.call('ZADD', key, unwritten[2], unwritten[1]) end
+  unwritten = nil
+end
+
+-- `memo` has room for what a hand-over reads.
+function further.forget()
+  further.flush()
+  memo, count_of_turns = { a = nil, b = nil, c = nil, d = nil, e = nil, f = nil, g = nil, h = nil, i = nil }, 0
+end
+further.forget()
 
 -- The score of permits in use under the limit of a spot. As text it costs less than a number.
 local function share_of(spot)
@@ -73,13 +95,16 @@ local function used(spot)
   return count
 end
 
--- The first places of a line.
-local function places_of(line, most)
-  return redis.call('ZRANGEBYSCORE', key, format('-%d', line), format('-%d', line - 1), 'LIMIT', '0', most)
+-- The first two places of the line whose `t` this is.
+local function places_of(member)
+  local places = memo[member]
+  if not places then
+    local line = tonumber(sub(member, 2), 36)
+    places = redis.call('ZRANGEBYSCORE', key, format('-%d', line), format('-%d', line - 1), 'LIMIT', '0', '2')
+    memo[member] = places
+  end
+  return places
 end
-
--- The permits by which a place is compared: without a tenant, none.
-local function units_of(terms) return terms.f > 0 and used(terms.f) or 0 end
 
 -- Spot and code of a line that is parked.
 local function parts_of(score)
@@ -89,18 +114,23 @@ local function parts_of(score)
   return spot, 68719476735 - mantissa % 68719476736
 end
 
--- The line that is parked first at a spot, and its code; nil: none is.
+-- The line that is parked first at a spot, and its code; nil: none is. The next one is read with it, because it is asked
+-- for once this one came back.
 local function first_at(spot)
-  local first = memo[-spot]
-  if not first then
+  local page = memo[-spot]
+  if not page then
     local from = -ldexp(4503668346847231 + spot % 65536 * 68719476736, floor(spot / 65536) - 600)
-    first = redis.call('ZRANGEBYSCORE', key, from, '0', 'WITHSCORES', 'LIMIT', '0', '1')
-    local at, code = nil, nil
-    if first[1] and byte(first[1]) == 116 then at, code = parts_of(first[2]) end
-    first = at == spot and { first[1], code } or {}
-    memo[-spot] = first
+    page = redis.call('ZRANGEBYSCORE', key, from, '0', 'WITHSCORES', 'LIMIT', '0', '2')
+    page.next = { page[3], page[4] }
+    memo[-spot] = page
   end
-  return first[1], first[2]
+  if page.code == nil then
+    local at, code = nil, nil
+    if page[1] and byte(page[1]) == 116 then at, code = parts_of(page[2]) end
+    page.code = at == spot and code
+  end
+  if page.code then return page[1], page.code end
+  return nil
 end
 
 -- Class and level of a code.
@@ -120,13 +150,19 @@ local function parked_at(spot, rank, time)
   return -ldexp(mantissa, floor(spot / 65536) - 600)
 end
 
-local function turn_at(class, units, weight, since)
-  return ((floor(units * 64 / weight) + 1) * 4503599627370496 + since) * 2 ^ (80 * class)
+-- A line parks at a spot, with this score: another may be the first there, or the second.
+local function note_parked(spot, score)
+  local page = memo[-spot]
+  if not page then return end
+  local first, code = first_at(spot)
+  memo[-spot] = first and tonumber(page[2]) < score and { first, page[2], code = code } or nil
 end
 
-local function is_at(turn, class, units, weight)
+-- The turn of a line at this class and level since then; or the one `before`, if that is at both.
+local function turn_at(class, units, weight, since, before)
   local start, factor = (floor(units * 64 / weight) + 1) * 4503599627370496, 2 ^ (80 * class)
-  return turn >= start * factor and turn < (start + 4503599627370496) * factor
+  if before and before >= start * factor and before < (start + 4503599627370496) * factor then return before end
+  return (start + since) * factor
 end
 
 local function class_of(turn)
@@ -143,9 +179,7 @@ local function turn_of(head, line, before)
     if ago >= 67108864 then ago = ago - 134217728 end
     return 4503599627370496 + math.max(now_ms - ago, 0) * 1000
   end
-  local units = units_of(terms)
-  if is_at(before, terms.class, units, terms.weight) then return before end
-  return turn_at(terms.class, units, terms.weight, now)
+  return turn_at(terms.class, used(terms.f), terms.weight, now, before)
 end
 
 local function end_line(digits)
@@ -164,22 +198,27 @@ end
 -- first place needs that limit; make_up sees to where it stood. Returns the turn; nil for an empty line.
 function further.settle(digits, before)
   local line = tonumber(digits, 36)
-  local head = places_of(line, '1')[1]
+  local head = places_of('t' .. digits)[1]
   if not head then
     end_line(digits)
     return nil
   end
   before = tonumber(before or redis.call('ZMSCORE', key, 't' .. digits)[1] or 0)
+  local terms = terms_of(head)
   -- Or it was asleep.
   if before < 0 and before > -33554432 then
     local spot = parts_of(before)
-    for _, own in ipairs(terms_of(head).spots) do
+    for _, own in ipairs(terms.spots) do
       if own == spot then return before end
     end
     add(vacated, spot)
     memo[-spot] = nil
+  elseif before > 0 and before < math.huge and terms.f > 0 and terms.own == 0 then
+    -- The head before it may have needed that.
+    add(vacated, terms.f)
   end
   local turn = turn_of(head, line, before)
+  count_of_turns, last_turn = count_of_turns + 1, { 't' .. digits, turn }
   if before == 0 then
     local tenants = 20000000000000 + tonumber(sub(head, -15, -11), 36)
     redis.call('ZADD', key, turn, 't' .. digits, tenants, 'x' .. digits, 'inf', 'x')
@@ -198,8 +237,7 @@ local function come_back(spot)
   while not is_back do
     local member, code = first_at(spot)
     if not member then return false end
-    local line = tonumber(sub(member, 2), 36)
-    local head = places_of(line, '1')[1]
+    local head = places_of(member)[1]
     if not head then return false end
     local terms = terms_of(head)
     for i, cap in ipairs(terms.caps) do
@@ -210,7 +248,7 @@ local function come_back(spot)
     end
     local anew = nil
     if terms.f == 0 then
-      anew, is_back = turn_of(head, line, 0), true
+      anew, is_back = turn_of(head, tonumber(sub(member, 2), 36), 0), true
     else
       local units = used(terms.f)
       local was, rank = floor(code / 16777216), rank_of(terms.class, units, terms.weight)
@@ -222,16 +260,27 @@ local function come_back(spot)
         anew, is_back = turn_at(terms.class, units, terms.weight, since), true
       end
     end
-    redis.call('ZADD', key, anew, member)
-    memo[-spot] = nil
+    further.flush()
+    if is_back then
+      memo[-spot] = memo[-spot].next
+      count_of_turns, last_turn = count_of_turns + 1, { member, anew }
+    else
+      memo[-spot] = nil
+    end
+    if is_back and may_wait then
+      may_wait, unwritten = false, last_turn
+    else
+      redis.call('ZADD', key, anew, member)
+    end
   end
   return true
 end
 
--- The same at each limit of a place.
+-- The same at each limit of a place that was first of a line among the turns, and is so no more: others may have stayed
+-- parked there for it.
 local function come_back_all(terms)
-  local is_back = terms.f > 0 and come_back(terms.f)
-  for i = terms.own + 1, #terms.spots do is_back = come_back(terms.spots[i]) or is_back end
+  local is_back = false
+  for _, spot in ipairs(terms.spots) do is_back = come_back(spot) or is_back end
   return is_back
 end
 further.come_back = come_back_all
@@ -260,8 +309,9 @@ local function retime(f, weight, spots)
         memo[-spot] = nil
         add(spots, spot)
       end
-    elseif turn < math.huge and not is_at(turn, class_of(turn), units, weight) then
-      anew = turn_at(class_of(turn), units, weight, now)
+    elseif turn < math.huge then
+      anew = turn_at(class_of(turn), units, weight, now, turn)
+      if anew == turn then anew = nil end
     end
     if anew then
       writes[#writes + 1] = anew
@@ -271,10 +321,12 @@ local function retime(f, weight, spots)
   if writes[1] then redis.call('ZADD', key, unpack(writes)) end
 end
 
--- After the places from ids[from] to ids[to] have left and all lines are settled: what waits for that comes back.
-function further.make_up(ids, from, to)
+-- After the places from ids[from] to ids[to] have left and all lines are settled: what waits for that comes back. Returns
+-- how many lines got turns since `forget`, and the last of these, with its turn. is_alone: no line waits for its turn; if
+-- only one gets one, it is written by `flush`.
+function further.make_up(ids, from, to, is_alone)
   local tenants, spots = {}, vacated
-  vacated = {}
+  vacated, may_wait = {}, is_alone and count_of_turns == 0
   for i = from, to do
     local id = ids[i]
     local f = byte(id, -16) == 46 and tonumber(sub(id, -15, -11), 36) or 0
@@ -295,12 +347,14 @@ function further.make_up(ids, from, to)
     end
   end
   for _, spot in ipairs(spots) do come_back(spot) end
+  may_wait = false
+  return count_of_turns, last_turn
 end
 
 -- The spot of the limit that keeps a place back which has been at its level for so long, and the score of a line that
 -- parks there with it; nil: none does.
 local function kept_at(terms, since)
-  local rank, time = rank_of(terms.class, units_of(terms), terms.weight), time_of(since)
+  local rank, time = rank_of(terms.class, terms.f > 0 and used(terms.f) or 0, terms.weight), time_of(since)
   for i, spot in ipairs(terms.spots) do
     local is_kept = used(spot) + terms.cost > terms.caps[i]
     if not is_kept then
@@ -340,59 +394,69 @@ end
 
 -- Whether the first place of a line has no tenant.
 function further.is_nobodys(member)
-  local line = tonumber(sub(member, 2), 36)
-  if line < 16777216 then return false end
-  return sub(places_of(line, '1')[1], -15, -11) == '00000'
+  if tonumber(sub(member, 2), 36) < 16777216 then return false end
+  return sub(places_of(member)[1], -15, -11) == '00000'
 end
 
 -- Reads the line whose turn has come. Returns nil if it gives the line its turn anew, because its tenant got permits by
 -- other lines since; so it does if `may_change`.
 function further.read(member, score, may_change)
-  local line = tonumber(sub(member, 2), 36)
-  local places = rest and rest.member == member and rest or places_of(line, '2')
+  local places = places_of(member)
   local terms = terms_of(places[1])
   if may_change and terms.f > 0 then
     local units = used(terms.f)
     if score < turn_at(terms.class, units, terms.weight, 0) then
+      unwritten = nil
       redis.call('ZADD', key, turn_at(terms.class, units, terms.weight, now), member)
       return nil
     end
   end
-  return { member = member, score = score, line = line, places = places, terms = terms }
+  return { member = member, score = score, places = places, terms = terms }
 end
+
+local function since_of(turn) return ldexp(turn, -80 * class_of(turn)) % 4503599627370496 end
 
 -- Parks the line, if one of its limits keeps it back. Returns whether it did, and whether another came back.
 function further.park(line)
-  local since = ldexp(line.score, -80 * class_of(line.score)) % 4503599627370496
-  local spot, score = kept_at(line.terms, since)
+  local spot, score = kept_at(line.terms, since_of(line.score))
   if not spot then return false end
+  unwritten = nil
   redis.call('ZADD', key, score, line.member)
-  memo[-spot] = nil
+  note_parked(spot, score)
   return true, come_back_all(line.terms)
 end
 
--- Gives the first place of the line its permits, and the line its next turn.
-function further.grant(line)
-  local terms, places, writes = line.terms, line.places, {}
-  if places == rest then
-    places = places_of(line.line, '2')
+-- Gives the first place of the line its permits, and the line its next turn; or it parks at once. Returns whether any
+-- line may have a turn now that had none, or another. `is_alone`: no other line waits for its turn, or is stopped.
+function further.grant(line, is_alone)
+  local terms, places, member, writes = line.terms, line.places, line.member, {}
+  local own, next = places[1], places[2]
+  if places.is_rest then
+    memo[member] = nil
+    next = places_of(member)[2]
   end
-  further.hold(writes, sub(places[1], #queued + 1), terms)
+  further.hold(writes, sub(own, #queued + 1), terms)
   if terms.f > 0 then memo[terms.f] = used(terms.f) + terms.cost end
   for i = terms.own + 1, #terms.spots do memo[terms.spots[i]] = used(terms.spots[i]) + terms.cost end
-  rest = places[2] and { places[2], member = line.member }
-  if rest then
-    writes[#writes + 1] = turn_of(rest[1], line.line, line.score)
-    writes[#writes + 1] = line.member
+  local is_changed = false
+  if next then
+    memo[member] = { next, is_rest = true }
+    local turn = turn_of(next, tonumber(sub(member, 2), 36), line.score)
+    local spot, score = kept_at(terms_of(next), since_of(turn))
+    if spot then note_parked(spot, score) else is_changed = true end
+    writes[#writes + 1] = score or turn
+    writes[#writes + 1] = member
   end
   redis.call('ZADD', key, unpack(writes))
-  if not rest then end_line(sub(line.member, 2)) end
-  if terms.f > 0 then
-    local digits = sub(places[1], -15, -11)
+  unwritten = nil
+  if not next then end_line(sub(member, 2)) end
+  if terms.f > 0 and not is_alone then
+    local digits = sub(own, -15, -11)
     local turn = redis.call('ZMSCORE', key, 't' .. digits)[1]
     if turn then settle(digits, turn) end
+    is_changed = is_changed or turn
   end
-  come_back_all(terms)
+  return come_back_all(terms) or is_changed
 end
 
 -- A place of a line was renewed that is parked with this score. If its time is ahead of the present, because that began
@@ -404,6 +468,7 @@ function further.renewed(digits, score)
   -- It may have come back by the renewal of another place.
   if tonumber(redis.call('ZMSCORE', key, 't' .. digits)[1]) < 0 then
     redis.call('ZADD', key, parked_at(spot, floor(code / 16777216), 0), 't' .. digits)
+    memo[-spot], memo[spot + 0.5] = nil, nil
     come_back(spot)
   end
   return true

@@ -5,15 +5,21 @@
 -- inserted after the path of an uncontended call.
 --
 -- Needs     what further.lua needs; line_of; leave, asleep: declared
--- Leaves    leave(ids, from, to, turn, is_further): those from ids[from] to ids[to] have left, or none if `to` is less.
---           turn: the first of all turns, if it is known; it returns that as it is then. It leaves `further` if the set
---           has lines of places with further limits, or is_further; and `asleep` if lines are asleep
+-- Leaves    leave(ids, from, to, turn, is_further, held): those from ids[from] to ids[to] have left, or none if `to` is
+--           less. turn: the first of all turns, if it is known; it returns that as it is then, and sometimes the second.
+--           held: whether it is known that those with further limits held. It leaves `further` if the set has lines of
+--           places with further limits, or is_further; and `asleep` if lines are asleep
 -- Cost      1 command, and what settling costs; 1 more if settling does not show whose turn it is. If the set has lines
---           of places with further limits, 1 more for each tenant and each limit, and what further.lua costs
+--           of places with further limits, 1 more for each tenant and each limit, and what further.lua costs; 1 less if
+--           no line waits for its turn and all that left held
 
-function leave(ids, from, to, turn, is_further)
+function leave(ids, from, to, turn, is_further, held)
+  if further then further.forget() end
   local tenants, lines, members, seen = {}, nil, {}, {}
-  for i = from, to do
+  -- If `x` is the first of all turns, no line waits for its turn, or is stopped; and if only places that held left, what
+  -- is parked stays so until it comes back.
+  local nobody = turn and turn[1] == 'x'
+  for i = from, nobody and held and 0 or to do
     local line, digits = line_of(ids[i])
     if digits and not seen[digits] then
       seen[digits] = true
@@ -25,27 +31,35 @@ function leave(ids, from, to, turn, is_further)
       lines[#lines + 1] = line
     end
   end
-  for i = 1, lines and #lines or 0 do members[#tenants + i] = 't' .. lines[i] end
-  local count = #members
-  members[count + 1], members[count + 2] = 'x', 's'
-  local turns = redis.call('ZMSCORE', key, unpack(members))
-  local has_further = turns[count + 1]
-  if not asleep and turns[count + 2] then
-    --@asleep
+  local turns, has_further = {}, nobody
+  if not (nobody and held) then
+    for i = 1, lines and #lines or 0 do members[#tenants + i] = 't' .. lines[i] end
+    local count = #members
+    members[count + 1], members[count + 2] = 'x', 's'
+    turns = redis.call('ZMSCORE', key, unpack(members))
+    has_further = turns[count + 1]
+    if not asleep and turns[count + 2] then
+      --@asleep
+    end
   end
   if not further and (has_further or is_further) then
     --@further
   end
-  if further then further.forget() end
   if has_further then
     for i = 1, lines and #lines or 0 do
-      if turns[#tenants + i] then further.settle(lines[i], turns[#tenants + i]) end
+      local before = turns[#tenants + i]
+      local at = tonumber(before)
+      -- A place that held was not the first of its line, and a line that is parked stays so; one that is asleep wakes.
+      if at and not (held and at < 0 and at > -33554432) then further.settle(lines[i], before) end
     end
     for i, digits in ipairs(tenants) do
       if turns[i] then settle(digits, turns[i]) end
     end
-    further.make_up(ids, from, to)
-    return redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+    local count, last = further.make_up(ids, from, to, nobody)
+    if nobody and count == 1 then return { last[1], last[2], 'x', 'inf' } end
+    -- If a place that waited has left, its line may have been the last.
+    if nobody and held and count == 0 then return turn end
+    return turn and redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '2')
   end
   local unknown = false
   for i, digits in ipairs(tenants) do

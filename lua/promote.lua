@@ -23,7 +23,7 @@
 -- is compared.
 --
 -- A line whose places have further limits parks at the first of them that keeps its head back: see further.lua. That
--- costs 1 of the budget, too, as does each line that is parked anew.
+-- costs 1 of the budget, too, as does each line that is parked anew; but one that parks with a grant costs nothing more.
 --
 -- Needs     queued, key, now, is_plain, limit, for_all, frees, node, counted, in_use, queue, budget; asked: members
 --           whose scores are looked up along with the lease ends of those granted; unless is_plain: turn, and what
@@ -58,7 +58,7 @@ while repeats do
   local leases = in_use + queue
   while in_use < most do
     if further then budget, further.passed = budget - further.passed, 0 end
-    local member, score, head, behind, class, line = nil, nil, nil, nil, 0, nil
+    local member, score, head, behind, class, line, second = nil, nil, nil, nil, 0, nil, nil
     if is_plain then
       next_turn = nil
       if queue == 0 then break end
@@ -85,13 +85,13 @@ while repeats do
       at, passed = at + 1, passed + 1
       queue, budget = queue - 1, budget - 1
     else
-      local second = nil
       if not turn then
-        local count = further and '2' or '1'
-        turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', count)
-        -- Of use only if the first line parks.
-        second = further and { turn[3], turn[4] }
+        -- With further limits, `x` is behind all turns.
+        local to, count = further and '+inf' or '(inf', further and '2' or '1'
+        turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', to, 'WITHSCORES', 'LIMIT', '0', count)
       end
+      -- Of use only if the first line parks, now or once its head is granted.
+      if turn[3] then second = { turn[3], turn[4] } end
       member, score = turn[1], tonumber(turn[2] or 'inf')
       turn, next_turn = nil, nil
       if score == math.huge then break end
@@ -137,6 +137,7 @@ while repeats do
         if line and not (never or sleeps) then parks, is_back = further.park(line) end
         if never or sleeps or parks then
           budget, head = budget - 1, nil
+          if line and not parks then further.flush() end
           if never then
             redis.call('ZADD', key, 'inf', member)
           elseif sleeps then
@@ -172,7 +173,8 @@ while repeats do
           --@take
           leave(ids, 1, 1)
         else
-          further.grant(line)
+          local is_alone = second and second[1] == 'x'
+          if not further.grant(line, is_alone) and queue == 0 then turn = second end
         end
       else
         -- The turn contains the permits of its tenant, which saves a count.
@@ -240,6 +242,7 @@ while repeats do
       end
     end
   end
+  if further then further.flush() end
   if at > 0 then redis.call('ZREM', key, unpack(heads, 1, at)) end
   if #left > 0 then redis.call('ZREM', key, unpack(left)) end
   local ends = last > known and redis.call('ZMSCORE', key, unpack(ids))
@@ -266,7 +269,7 @@ while repeats do
     end
   end
   if repeats then
-    gone, asked = true, {}
+    gone, asked, turn = true, {}, nil
     if is_plain then
       redis.call('ZREM', key, unpack(lost))
     else

@@ -29,7 +29,7 @@ if not claims then
   end
 end
 --@queued
-local removed = 0
+local removed, held = 0, false
 if claims then
   local id, sub = ARGV[last], string.sub
   if last == 6 and sub(id, -20, -17) == '001=' then
@@ -58,6 +58,7 @@ if last == 6 and (not claims or string.sub(ARGV[last], -2) == '01' and string.by
 else
   local ids, from, to = ARGV, 6, last
   --@take
+  held = removed == count
 end
 if claims then
   turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
@@ -81,8 +82,15 @@ if not is_plain then
   --@settle
   --@leave
   --@room
-  --@rate
-  turn = leave(ARGV, 6, claims and last or 5, turn)
+  -- Most places have neither a rate nor budgets.
+  function start() end
+  undo = start
+  function opening_of(member, cost)
+    if not (string.find(member, '/', 13, true) or string.find(member, '$', 13, true)) then return nil end
+    --@rate
+    return opening_of(member, cost)
+  end
+  turn = leave(ARGV, 6, claims and last or 5, turn, false, held)
   if asleep then turn = asleep.rouse() end
   if turn and not turn[1] then return {} end
 end

@@ -3,7 +3,7 @@
 -- A piece of the scripts, inserted where one has `--@take`.
 --
 -- Needs     key, queued; ids, from, to: those from ids[from] to ids[to] leave; removed: a number
--- Leaves    removed, plus the number of members that were there
+-- Leaves    removed, plus the number of members that were there; count: that of the last command, of all if each was there
 -- Cost      1 command, 1 more for each 4000 members
 
 local members, count = {}, 0

@@ -6,8 +6,10 @@
 //!
 //! Nobody is forgotten: if a limit has room for the head of the first line that is parked at it, a line that needs that
 //! limit stands among the turns. For a limit gets room only when a place leaves, and whenever a place leaves, or a line
-//! stands among the turns no more, the first that is parked at each of its limits comes back. While permits are granted,
-//! limits only lose room, so that a line parks once at most.
+//! stands among the turns no more or with another head, the first that is parked at each of its limits comes back. While
+//! permits are granted, limits only lose room, so that a line parks once at most.
+//!
+//! A line whose head was granted parks at once, if a limit keeps back the next: its turn would come only for that.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -235,24 +237,59 @@ impl<I: Copy + Ord> Lines<I> {
     /// needs that limit.
     pub(super) fn settle_further(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
         let Some(known) = self.further.lines.get(&line) else { return };
-        let stands = known.stands;
-        let Some(head) = known.queue.first().copied() else {
+        let Some((_, head)) = known.queue.first() else {
             self.end(line);
             return;
         };
-        if let Some(Stands::At(spot, _)) = stands {
-            // The places of a line can differ in whether their tenant has a cap.
-            if limits_of(of.claim_of(head.1)).any(|(at, _)| at == spot) {
-                return;
+        // The places of a line can differ in whether their tenant has a cap.
+        let claim = of.claim_of(*head);
+        let needs = |spot| limits_of(claim).any(|(at, _)| at == spot);
+        let of_tenant = Spot::of_tenant(claim.tenant());
+        match known.stands {
+            Some(Stands::At(spot, _)) if needs(spot) => return,
+            Some(Stands::At(spot, _)) => self.further.vacated.push(spot),
+            // The head before it may have needed that.
+            Some(Stands::InTurn(bits))
+                if bits != STOPPED.to_bits() && claim.has_tenant() && !needs(of_tenant) =>
+            {
+                self.further.vacated.push(of_tenant);
             }
-            self.further.vacated.push(spot);
+            _ => {}
         }
-        let before = match stands {
+        self.set_turn_further(line, now, of);
+    }
+
+    /// Gives a line the turn that its head and its tenant's use imply.
+    fn set_turn_further(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
+        let Some(known) = self.further.lines.get(&line) else { return };
+        let Some(head) = known.queue.first().copied() else { return };
+        let before = match known.stands {
             Some(Stands::InTurn(bits)) => Some(f64::from_bits(bits)),
             _ => None,
         };
         let turn = self.turn_of(head, before, now, of);
         self.stand(line, Some(Stands::InTurn(turn.to_bits())));
+    }
+
+    /// After the grant of the head of a line: it gets its next turn, or parks at once, or ends.
+    pub(super) fn pass_on(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
+        if self.further.queue_of(line).is_none_or(BTreeSet::is_empty) {
+            self.end(line);
+            return;
+        }
+        self.set_turn_further(line, now, of);
+        if let Some((spot, code, _)) = self.kept_back_at(line, of) {
+            self.stand(line, Some(Stands::At(spot, code)));
+        }
+    }
+
+    /// Where the line would park if its turn came, and the claim of its head.
+    fn kept_back_at(&self, line: LineId, of: &impl Register<I>) -> Option<(Spot, Code, Claim)> {
+        let known = self.further.lines.get(&line)?;
+        let Some(Stands::InTurn(bits)) = known.stands else { return None };
+        let claim = of.claim_of(known.queue.first()?.1);
+        let code = self.code_now(claim, since_of(f64::from_bits(bits)));
+        self.kept_back(claim, code).map(|spot| (spot, code, claim))
     }
 
     fn end(&mut self, line: LineId) {
@@ -304,7 +341,7 @@ impl<I: Copy + Ord> Lines<I> {
     /// A line waits for its turn no more: what is parked at the limits of its first place comes back.
     pub(super) fn make_way(&mut self, line: LineId, now: u64, of: &impl Register<I>) {
         if let Some(head) = self.head(line) {
-            spots_of(of.claim_of(head)).for_each(|spot| self.come_back(spot, now, of));
+            self.come_back_for(of.claim_of(head), now, of);
         }
     }
 
@@ -361,6 +398,12 @@ impl<I: Copy + Ord> Lines<I> {
         }
     }
 
+    /// A place with this claim was first of a line that stood among the turns, and is so no more. It may have been the one
+    /// for which others stayed parked at its limits.
+    pub(super) fn come_back_for(&mut self, claim: Claim, now: u64, of: &impl Register<I>) {
+        limits_of(claim).for_each(|(spot, _)| self.come_back(spot, now, of));
+    }
+
     /// The first line that is parked there comes back among the turns, if the limit has room for its head.
     pub(super) fn come_back(&mut self, spot: Spot, now: u64, of: &impl Register<I>) {
         loop {
@@ -413,17 +456,10 @@ impl<I: Copy + Ord> Lines<I> {
 
     /// Parks the line that is next, if one of its limits keeps it back. Returns whether it did.
     pub(crate) fn park(&mut self, line: LineId, now: u64, of: &impl Register<I>) -> bool {
-        let Some(known) = self.further.lines.get(&line) else { return false };
-        let (Some(Stands::InTurn(bits)), Some((_, head))) = (known.stands, known.queue.first())
-        else {
-            return false;
-        };
-        let claim = of.claim_of(*head);
-        let code = self.code_now(claim, since_of(f64::from_bits(bits)));
-        let Some(spot) = self.kept_back(claim, code) else { return false };
+        let Some((spot, code, claim)) = self.kept_back_at(line, of) else { return false };
         self.stand(line, Some(Stands::At(spot, code)));
         // Also at its own: there can be room for the one that is ahead of it.
-        spots_of(claim).for_each(|spot| self.come_back(spot, now, of));
+        self.come_back_for(claim, now, of);
         true
     }
 

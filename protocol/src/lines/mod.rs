@@ -262,9 +262,9 @@ impl<I: Copy + Ord> Lines<I> {
         }
         self.hold(claim);
         if line.is_further() {
-            self.settle_further(line, now, of);
+            self.pass_on(line, now, of);
             self.settle(now, of);
-            spots_of(claim).for_each(|spot| self.come_back(spot, now, of));
+            self.come_back_for(claim, now, of);
         } else {
             self.settle(now, of);
         }

@@ -285,8 +285,8 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 8] = [
     ("promote", "          budget = budget - next_cost - (line and 4 or 0)\n", ""),
     (
         "promote",
-        "budget, head = budget - 1, nil\n          if never",
-        "head = nil\n          if never",
+        "budget, head = budget - 1, nil\n          if line",
+        "head = nil\n          if line",
     ),
     ("promote", "            budget = budget - 4\n", ""),
     ("promote", "or budget <= 0 or", "or"),
@@ -356,7 +356,7 @@ const RATE_MUTANTS: [(&str, &str, &str); 39] = [
 ];
 
 /// The same for places that take of budgets.
-const BUDGET_MUTANTS: [(&str, &str, &str); 42] = [
+const BUDGET_MUTANTS: [(&str, &str, &str); 43] = [
     ("charges", "and math.max(full_at[number], now) or now", "and full_at[number] or now"),
     ("charges", " + 1000000 and", " + 1e15 and"),
     ("used", " + 1000000 and", " + 1e15 and"),
@@ -402,10 +402,17 @@ const BUDGET_MUTANTS: [(&str, &str, &str); 42] = [
     ("acquire", "full_at % 8388608 * (1e9", "full_at % 8388608 * (9e8"),
     ("acquire", "lease_end % 1000) or", "0) or"),
     ("acquire", "'(-1000000000') < starts", "'(-1000000000') < 36 * starts"),
+    ("release", " or string.find(member, '$', 13, true)) then return", ") then return"),
 ];
 
 /// The same for budgets that are a tenant's own.
-const ASLEEP_MUTANTS: [(&str, &str, &str); 21] = [
+const ASLEEP_MUTANTS: [(&str, &str, &str); 23] = [
+    (
+        "promote",
+        "if line and not parks then further.flush() end",
+        "if line and never then further.flush() end",
+    ),
+    ("leave", "at < 0 and at > -33554432)", "at < 0)"),
     ("promote", "local sleeps = own_opens and not never", "local sleeps = false"),
     (
         "promote",
@@ -438,7 +445,7 @@ const ASLEEP_MUTANTS: [(&str, &str, &str); 21] = [
 ];
 
 /// The same for places with further limits.
-const FURTHER_MUTANTS: [(&str, &str, &str); 19] = [
+const FURTHER_MUTANTS: [(&str, &str, &str); 30] = [
     ("further", "for _, spot in ipairs(spots) do come_back(spot) end", ""),
     ("further", "retime(f, tonumber(sub(id, -10, -9), 36), spots)", ""),
     ("further", "        add(spots, spot)\n", ""),
@@ -448,11 +455,7 @@ const FURTHER_MUTANTS: [(&str, &str, &str); 19] = [
     ("further", "code < rank * 16777216 + time", "false"),
     ("further", "used(spot) + terms.cost > terms.caps[i]\n    if not", "false\n    if not"),
     ("further", "  return true, come_back_all(line.terms)\n", "  return true, false\n"),
-    (
-        "further",
-        "  come_back_all(terms)\nend\n\n-- A place of a line",
-        "end\n\n-- A place of a line",
-    ),
+    ("further", "return come_back_all(terms) or is_changed", "return is_changed"),
     ("further", "if score < turn_at(terms.class, units, terms.weight, 0) then", "if false then"),
     (
         "further",
@@ -466,6 +469,30 @@ const FURTHER_MUTANTS: [(&str, &str, &str); 19] = [
     ("further", "if own == spot then return before end", ""),
     ("room", " and class ~= 56", ""),
     ("take", "/ 10 do", "/ 10 - 1 do"),
+    // A place that waited is taken for one that held, or its line, which ended, for one that waits.
+    ("release", "  held = removed == count\n", "  held = true\n"),
+    ("leave", "if nobody and held and count == 0 then", "if nobody and count == 0 then"),
+    // The first turn is taken from another call, or is not the first.
+    ("leave", "if nobody and count == 1 then", "if count == 1 then"),
+    (
+        "promote",
+        "if not further.grant(line, is_alone) and queue",
+        "further.grant(line, is_alone)\n          if queue",
+    ),
+    (
+        "further",
+        "note_parked(spot, score) else is_changed = true end",
+        "note_parked(spot, score) end",
+    ),
+    // A line whose head was granted does not park at once.
+    ("further", "writes[#writes + 1] = score or turn", "writes[#writes + 1] = turn"),
+    // What was read is not true any more.
+    ("promote", "gone, asked, turn = true, {}, nil", "gone, asked = true, {}"),
+    ("further", "memo[-spot] = memo[-spot].next", "memo[-spot] = memo[-spot]"),
+    // A turn is not written.
+    ("promote", "  if further then further.flush() end\n  if at", "  if at"),
+    ("further", "{}, is_alone and count_of_turns == 0", "{}, true"),
+    ("further", "may_wait, unwritten = false, last_turn", "unwritten = last_turn"),
 ];
 
 /// The same for the bound on work.
@@ -570,6 +597,52 @@ fn a_script_that_forgets_the_tenants_cap_is_found_out() {
         Step::Release { node: 0, picks: vec![Pick::Known(0)] },
     ];
     find_out_by(60, steps, ("further", "      if f > 0 then add(spots, f) end\n", ""));
+}
+
+/// A place without a cap comes to the front of a line that stands among the turns, for which another line of its tenant
+/// stays parked at the cap.
+#[test]
+fn a_script_that_leaves_a_line_parked_for_a_head_of_before_is_found_out() {
+    let capped = asks(|of| of.with_each(Some(41)));
+    let parked = |limit| asks(|of| of.with_each(Some(41)).also(FurtherLimit::of_hash(limit, 9)));
+    let bound = Some((40, 0));
+    // With the same ticket, the id of a place that polls comes later.
+    let ids = vec![Asks { bound, ..parked(8) }];
+    let polls = Step::Acquire { node: 0, leaving: Vec::new(), poll_only: true, ids, terms: TERMS };
+    let first = Asks { bound, ..asks(|of| of.also(FurtherLimit::of_hash(8, 9))) };
+    let lost = Pick::New { node: 0, poll_only: false, asks: first };
+    let steps = vec![
+        acquire(vec![capped; 41]),
+        polls,
+        Step::Time(Time::By(5_000)),
+        acquire(vec![parked(7)]),
+        Step::Release { node: 0, picks: vec![Pick::Known(0)] },
+        Step::Reassert { node: 0, proofs: vec![(lost, Proof::Ticket(41))], lease_ms: 30_000 },
+    ];
+    find_out_by(60, steps, ("further", "    add(vacated, terms.f)\n", ""));
+}
+
+/// A line parks where another, that came later, is first. Behind it comes one for which there is room, and that came
+/// between these two.
+#[test]
+fn a_script_that_forgets_who_parked_in_front_is_found_out() {
+    let one = |second, cap| {
+        let claim = Claim::without_tenant().also(FurtherLimit::of_hash(7, cap));
+        asks(|_| claim.also(FurtherLimit::of_hash(second, 9)))
+    };
+    let twice = Asks { claim: one(11, 2).claim.map(|claim| claim.with_cost(2)), ..one(11, 2) };
+    let later = || Step::Time(Time::By(5_000));
+    let steps = vec![
+        acquire(vec![one(8, 2), asks(|of| of), asks(|of| of)]),
+        later(),
+        acquire(vec![one(9, 2); 2]),
+        later(),
+        acquire(vec![one(10, 9)]),
+        later(),
+        acquire(vec![twice]),
+        Step::Release { node: 0, picks: vec![Pick::Known(1), Pick::Known(2)] },
+    ];
+    find_out_by(3, steps, ("further", "tonumber(page[2]) < score and", "true and"));
 }
 
 #[test]
