@@ -238,6 +238,8 @@ if not is_plain then
     -- Whether all can be granted at once: no waiting place could be served, and no cap forbids it. Without claims, a reply
     -- in short tells that no place waits, so none does.
     local is_quiet = turn[2] == 'inf' and (is_second or leaving == 0 and turn[1] ~= 's')
+    -- Who gives something back is told when a line wakes, which a reply in short does not.
+    if is_quiet and leaving > 0 and asleep and asleep.first() then is_quiet = false end
     if not is_tried and (not turn[1] or claims and is_quiet) then
       is_tried = true
       local writes, count, all, room = {}, 0, units, limit
@@ -470,7 +472,7 @@ for i = 1, count do
         if tenant then
           has[tenant] = nil
           local turn = redis.call('ZMSCORE', key, 't' .. tenant)[1]
-          if turn then turns[tenant], is_changed = settle(tenant, turn), true end
+          if turn and byte(turn) ~= 45 then turns[tenant], is_changed = settle(tenant, turn), true end
         end
       else
         if digits then has[digits] = units + cost else fresh = fresh + cost end

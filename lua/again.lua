@@ -7,9 +7,9 @@
 -- Leaves    call_again: 1: at once, because promotion reached its bound while a permit was free and a place that could
 --           have it waited, or the sweep did, while a line waits that may be parked at a limit that the dead hold; -ms:
 --           then, because only its rate or its budgets keep back the next in turn, or the first line that is asleep;
---           nil: neither
+--           nil: neither; wakes: when that line gets its turn, us; nil: none is asleep
 
-local call_again = nil
+local call_again, wakes = nil, nil
 if is_short and further and redis.call('ZMSCORE', key, 'x')[1] then
   call_again = 1
 elseif in_use < most and next_turn and next_room > 0 then
@@ -23,9 +23,9 @@ elseif in_use < most and next_turn and next_room > 0 then
   end
 end
 if asleep then
-  local opens = asleep.first()
-  if opens and in_use < most and call_again ~= 1 then
-    call_again = math.max(call_again or -math.huge, -math.ceil((opens - now) / 1000))
+  wakes = asleep.first()
+  if wakes and in_use < most and call_again ~= 1 then
+    call_again = math.max(call_again or -math.huge, -math.ceil((wakes - now) / 1000))
     -- More were to be roused than one call does.
     if call_again >= 0 then call_again = 1 end
   end

@@ -12,11 +12,15 @@ if waiting == 0 then
   if asleep then asleep.first() end
 else
   --@again
-  if call_again then
-    earliest = call_again
-  elseif not earliest then
-    --@first_end
+  local is_timed = call_again and call_again < 0
+  if not call_again or is_timed and wakes then
+    if not earliest then
+      --@first_end
+    end
+    -- A lease that ends before a line wakes may serve others.
+    if is_timed and earliest > 0 and earliest < now_ms - call_again then call_again = nil end
   end
+  earliest = call_again or earliest
 end
 local reply = { lease_end, earliest, in_use, waiting, unpack(statuses) }
 for i = 1, #own do reply[#reply + 1] = own[i] end

@@ -453,8 +453,11 @@ function further.grant(line, is_alone)
   if terms.f > 0 and not is_alone then
     local digits = sub(own, -15, -11)
     local turn = redis.call('ZMSCORE', key, 't' .. digits)[1]
-    if turn then settle(digits, turn) end
-    is_changed = is_changed or turn
+    -- A line that is asleep stays so: a grant brings it no nearer.
+    if turn and byte(turn) ~= 45 then
+      settle(digits, turn)
+      is_changed = true
+    end
   end
   return come_back_all(terms) or is_changed
 end

@@ -6,7 +6,9 @@ mod desk;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tower_semaphore_protocol::{Charge, Claim, LineId, PlaceId, Used, UsedOf};
+use tower_semaphore_protocol::{
+    Charge, Claim, FurtherLimit, LineId, PlaceId, PlaceStatus, Used, UsedOf,
+};
 
 use self::desk::{Desk, NODE, claim};
 
@@ -302,4 +304,54 @@ fn a_place_with_a_short_burst_gives_back_no_more_than_it_took() {
     let used = Used::as_charged(short.charges()).with(0, UsedOf { used: 400, ahead: 0 });
     desk.ledger.settle_used(&[(short, used)], desk.now);
     assert_eq!(before - desk.ledger.budget_full_at(number), 600);
+}
+
+/// Of the tenant's own budget, whose burst is a second and which refills in as long.
+fn own(tenant: u64, taken: u64) -> Claim {
+    claim(tenant).charged(Charge::of_tenant(tenant, taken, BURST_US).unwrap())
+}
+
+/// Uses up the budget of a tenant.
+fn use_up(desk: &mut Desk, tenant: u64) {
+    let used = desk.come(own(tenant, BURST_US));
+    assert!(desk.holds(used));
+    desk.release(&[used]);
+}
+
+#[test]
+fn the_end_of_a_lease_is_told_that_comes_before_a_line_wakes() {
+    let mut desk = Desk::new(2);
+    use_up(&mut desk, 1);
+    let dead = desk.come(claim(3));
+    desk.now += desk::LEASE * 1000 - 500_000;
+    use_up(&mut desk, 1);
+    let waits_for_both = desk.come(claim(2).with_cost(2));
+    let before = desk.renew(&[waits_for_both]);
+    assert!(before.earliest > 0 && before.opens_in == 0, "{before:?}");
+    let asleep = desk.come(own(1, BURST_US));
+    let reply = desk.renew(&[waits_for_both]);
+    assert!(desk.waits(asleep) && desk.waits(waits_for_both) && desk.holds(dead));
+    assert_eq!((reply.earliest, reply.opens_in), (before.earliest, 0));
+    // Behind it comes the line's time.
+    desk.now += 500_000;
+    let reply = desk.renew(&[asleep]);
+    assert!(desk.holds(waits_for_both) && desk.waits(asleep));
+    desk.release(&[waits_for_both]);
+    let reply_of_one = desk.renew(&[asleep]);
+    assert!(reply_of_one.opens_in > 0 && reply_of_one.earliest == 0, "{reply:?} {reply_of_one:?}");
+}
+
+/// A line wakes once a place of its tenant leaves, and not when one is granted.
+#[test]
+fn a_grant_to_a_tenant_whose_line_is_asleep_keeps_nobody_back() {
+    let mut desk = Desk::new(5);
+    use_up(&mut desk, 1);
+    let held = desk.come(claim(2).with_cost(2));
+    assert!(desk.holds(held));
+    let asleep = desk.come(own(1, BURST_US));
+    let other = FurtherLimit::of_hash(7, 9);
+    let ids = [claim(1).also(other), claim(2), claim(3).with_cost(5)].map(|of| desk.id(of));
+    let reply = desk.acquire_all(None, &ids);
+    assert!(desk.waits(asleep));
+    assert_eq!(reply.statuses[..2], [PlaceStatus::Held; 2], "{reply:?}");
 }

@@ -446,6 +446,11 @@ impl Ledger {
                     if place.is_none() && *proof == NEVER_ENDS {
                         self.note_start(*id, caller.now);
                     }
+                    if let (None, Some(claim), Some(fair)) =
+                        (place, id.claim_in_line(), &mut self.lines)
+                    {
+                        fair.lines.touch_tenant(claim);
+                    }
                 }
                 PlaceStatus::Waiting(ticket) => {
                     self.put(*id, reply.lease_end, Some(ticket));
@@ -484,9 +489,16 @@ impl Ledger {
         reply.usage = Some(usage);
         if usage.waiting > 0 {
             reply.more = self.stopped_early(caller, most, budget);
-            reply.opens_in = if reply.more { 0 } else { self.opens_in_ms(caller, most) };
-            let is_asked_sooner = reply.more || reply.opens_in > 0;
-            reply.earliest = if is_asked_sooner { 0 } else { self.earliest() };
+            let opens_in = if reply.more { 0 } else { self.opens_in_ms(caller, most) };
+            // A lease that ends before a line wakes may serve others.
+            let ends_before = opens_in > 0
+                && self.rouses_at().is_some()
+                && self.earliest() < caller.now / 1000 + opens_in;
+            if opens_in > 0 && !ends_before {
+                reply.opens_in = opens_in;
+            } else if !reply.more {
+                reply.earliest = self.earliest();
+            }
         }
         reply
     }

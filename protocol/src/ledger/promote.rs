@@ -26,6 +26,10 @@ impl Ledger {
         if !self.queue.is_empty() || self.would_charge_again(ids) {
             return false;
         }
+        // Who gives something back is told when a line wakes, which a reply in short does not.
+        if !leaving.is_empty() && self.rouses_at().is_some() {
+            return false;
+        }
         let Some(fair) = &self.lines else {
             if ids.iter().all(|id| id.claim.is_none()) {
                 return self.in_use() + ids.len() as u64 <= u64::from(caller.limit);
@@ -348,7 +352,7 @@ impl Ledger {
     }
 
     /// When the first line that is asleep is to get its turn, µs.
-    fn rouses_at(&self) -> Option<u64> {
+    pub(super) fn rouses_at(&self) -> Option<u64> {
         self.lines.as_ref()?.lines.rouses_at()
     }
 

@@ -200,6 +200,11 @@ impl<I: Copy + Ord> Lines<I> {
         }
     }
 
+    /// The same for the line of its tenant, if any, that has no further limits.
+    pub(crate) fn touch_tenant(&mut self, claim: Claim) {
+        self.changed.tenants.push(claim.tenant());
+    }
+
     /// Removes a place from its line, if it is there.
     pub(crate) fn leave(&mut self, claim: Claim, ticket: u64, id: I) {
         if self.take_out(line_of(claim), ticket, id) {
@@ -219,7 +224,10 @@ impl<I: Copy + Ord> Lines<I> {
     /// Counts a place that holds from now on.
     pub(crate) fn hold(&mut self, claim: Claim) {
         self.count(claim);
-        self.changed.tenants.push(claim.tenant());
+        // A line that is asleep stays so: a grant brings it no nearer.
+        if !self.is_asleep(claim.tenant().into()) {
+            self.changed.tenants.push(claim.tenant());
+        }
     }
 
     fn count(&mut self, claim: Claim) {

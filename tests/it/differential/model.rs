@@ -346,8 +346,9 @@ impl<'a> Model<'a> {
         }
 
         let held = reply.statuses.iter().all(|status| *status == PlaceStatus::Held);
-        let in_short =
-            (told != Told::Grants && held && !reply.more).then(|| number(reply.lease_end));
+        let is_timed = told == Told::Timed && reply.opens_in > 0;
+        let in_short = (told != Told::Grants && held && !reply.more && !is_timed)
+            .then(|| number(reply.lease_end));
         let usage = reply.usage.unwrap_or_default();
         let is_kept = usage.in_use <= u64::from(self.limit);
         if told == Told::InShort && held && is_kept {
@@ -395,7 +396,7 @@ impl<'a> Model<'a> {
         self.expect(what, command, Item::List(items), messages);
         if let Some(expected) = self.out.expected.last_mut() {
             expected.more = reply.more;
-            if told == Told::Either {
+            if matches!(told, Told::Either | Told::Timed) {
                 expected.in_short = in_short;
             }
         }
@@ -531,7 +532,8 @@ impl<'a> Model<'a> {
         let at_once = queue.is_empty() && (members + ids.len()) as u64 <= u64::from(self.limit);
         let any_claim = self.has_claims() || leaving.iter().chain(ids).any(|id| id.claim.is_some());
         let told = match () {
-            () if any_claim => Told::Either,
+            () if any_claim && leaving.is_empty() => Told::Either,
+            () if any_claim => Told::Timed,
             () if at_once => Told::InShort,
             () => Told::All,
         };

@@ -406,7 +406,7 @@ const BUDGET_MUTANTS: [(&str, &str, &str); 43] = [
 ];
 
 /// The same for budgets that are a tenant's own.
-const ASLEEP_MUTANTS: [(&str, &str, &str); 23] = [
+const ASLEEP_MUTANTS: [(&str, &str, &str); 28] = [
     (
         "promote",
         "if line and not parks then further.flush() end",
@@ -431,13 +431,18 @@ const ASLEEP_MUTANTS: [(&str, &str, &str); 23] = [
         "      end\n      leads",
     ),
     ("acquire", " and turn[1] ~= 's')", ")"),
+    ("acquire", "and asleep and asleep.first() then", "and false then"),
+    ("acquire", "if turn and byte(turn) ~= 45 then", "if turn then"),
+    ("further", "if turn and byte(turn) ~= 45 then", "if turn then"),
+    ("answer", "earliest < now_ms - call_again then", "false then"),
+    ("answer", "or is_timed and wakes then", "or is_timed then"),
     ("acquire", "      if asleep then turn = asleep.rouse() end\n", ""),
     ("release", "  if asleep then turn = asleep.rouse() end\n", ""),
     ("renew", "if asleep then turn = asleep.rouse() end\n", ""),
     ("renew", " or turns[i] and tonumber(turns[i]) < -33554432 then", " then"),
     ("reassert", "if asleep then asleep.rouse() end\n", ""),
     ("answer", "  if asleep then asleep.first() end\n", ""),
-    ("again", "if opens and in_use < most and call_again ~= 1 then", "if false then"),
+    ("again", "if wakes and in_use < most and call_again ~= 1 then", "if false then"),
     ("again", "math.max(call_again or -math.huge, ", "math.min(call_again or 0, "),
     ("further", "    if turn < -33554432 then\n", "    if false then\n"),
     ("further", "if before < 0 and before > -33554432 then", "if before < 0 then"),
@@ -463,7 +468,7 @@ const FURTHER_MUTANTS: [(&str, &str, &str); 30] = [
         "  do return false end",
     ),
     ("further", "if ago >= 67108864 then", "if false then"),
-    ("further", "if turn then settle(digits, turn) end", ""),
+    ("further", "      settle(digits, turn)\n      is_changed", "      is_changed"),
     ("further", "floor(mantissa * 32), 511)", "floor(mantissa * 16), 511)"),
     ("further", "if terms.cost > terms.caps[i] then return -4 end", ""),
     ("further", "if own == spot then return before end", ""),

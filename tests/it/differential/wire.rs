@@ -24,6 +24,8 @@ pub(super) enum Told {
     InShort,
     /// The long or the short form: the script decides.
     Either,
+    /// The same; but who gave something back is told when a line wakes.
+    Timed,
     Grants,
 }
 
