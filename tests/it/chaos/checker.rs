@@ -21,12 +21,15 @@
 //!   in any order.) `SCRIPT FLUSH` is no excuse, nor are faults of other gateways. Gateways that pass permits on may
 //!   pass a request by for [`REUSE`], so compared requests are sent that much further apart.
 //! * **idle**: a clean request waits while, for [`IDLE`] without interruption, its key has free permits, is not paused,
-//!   and fewer have started than its rate allows.
+//!   fewer have started than its rate allows, and the last grant was so long ago that its budget has enough for any.
 //! * **rate**: within a window, no more start than the rate allows. Starts are those that Redis counted, by its clock; and
 //!   requests that came to the upstream. A request started between its sending and its arrival, and at most [`TAIL`]
 //!   before this if its gateway, its link and Redis were without faults: what may have started before the window does
 //!   not count. As many more may start for each loss of Redis' data in the window; for [`WAKE`] longer with several
 //!   servers, of which the former one may still grant.
+//! * **budget**: in no time do requests use more than the burst, what refills meanwhile, and what those that held a permit
+//!   when it began can have given back: as much as their estimates, each once. Requests count if they were granted in
+//!   that time for certain. For each loss of Redis' data the burst is there once more, and so are these.
 //! * **pause**: nothing starts, by either account, from [`MESSAGE`] after the record of a pause was written until
 //!   [`SLACK`] before its end, which is the time that the response named, unless an operator resumed. If a fault was on
 //!   when the messages were on their way, what it held back may start until [`MESSAGE`] after its end. After a loss of
@@ -53,6 +56,7 @@
 //! If this machine stood still even for the test, all times are longer by that.
 
 mod adaptive;
+mod budget;
 mod grants;
 
 use std::collections::BTreeMap;
@@ -61,6 +65,7 @@ use std::fmt;
 use serde::Serialize;
 
 use self::adaptive::Numbers;
+use self::budget::Spent;
 use self::grants::{Pauses, Starts};
 use super::history::{At, End, Fair, Fault, Kind, MODELS, Request, Run, What};
 
@@ -103,6 +108,8 @@ pub(crate) struct Report {
     pub(crate) last_over_after_loss_ms: f64,
     /// By key with a rate.
     pub(crate) starts: Vec<Starts>,
+    /// By key with a budget, and by tenant if each has one.
+    pub(crate) budgets: Vec<Spent>,
     pub(crate) pauses: Pauses,
     /// If a limit finds itself.
     pub(crate) numbers: Option<Numbers>,
@@ -146,6 +153,11 @@ pub(crate) fn check(run: &Run) -> Report {
         check.cap(key, Of::default(), *limit);
         if let Some(rate) = run.rules.rates[key] {
             check.rate(key, rate);
+        }
+        if let Some(budget) = run.rules.budgets[key] {
+            let of_each =
+                if run.rules.fair == Fair::Arrival { &[Of::default()][..] } else { &of_tenants };
+            of_each.iter().for_each(|of| check.budget(key, *of, budget));
         }
         check.pause(key);
         check.adaptive(key);
@@ -493,7 +505,7 @@ impl Check<'_> {
             }
         }
         room.extend(since.map(|from| (from, At::MAX)));
-        let mut room = self.run.closed(key).into_iter().fold(room, without);
+        let mut room = self.run.closed(key, of).into_iter().fold(room, without);
         room.retain(|(from, to)| to - from >= IDLE);
         let mut flags = Vec::new();
         for (number, request) in self.of_key(key, of) {
@@ -813,6 +825,12 @@ impl fmt::Display for Report {
              loss {:.0} ms; last one over {:.0} ms after a loss",
             self.peaks, self.over_ms, self.over_after_loss_ms, self.last_over_after_loss_ms
         )?;
+        for Spent { key, whose, count, used, peak } in &self.budgets {
+            writeln!(
+                f,
+                "key {key}{whose}: {count} grants used {used} of a budget; {peak} at once"
+            )?;
+        }
         for Starts { key, count, most, most_at_upstream } in &self.starts {
             writeln!(
                 f,

@@ -45,6 +45,8 @@ pub(crate) struct Rules {
     pub(crate) limits: Vec<usize>,
     /// The rate of each key, if it has one.
     pub(crate) rates: Vec<Option<Rate>>,
+    /// The budget of each key, if it has one; with tenants, that of each tenant of the key.
+    pub(crate) budgets: Vec<Option<Budget>>,
     /// The longest pause that a response can ask for.
     pub(crate) max_pause: At,
     pub(crate) wait: At,
@@ -80,6 +82,15 @@ pub(crate) struct Number {
 pub(crate) struct Rate {
     pub(crate) starts: usize,
     pub(crate) window: At,
+}
+
+/// What requests of a key may use: so much at once, which refills in that time.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Budget {
+    pub(crate) burst: u64,
+    pub(crate) refill: At,
+    /// The highest estimate of a request.
+    pub(crate) most: u64,
 }
 
 /// A grant that counts for a rate, by Redis' clock.
@@ -122,6 +133,9 @@ pub(crate) struct Request {
     pub(crate) stream: At,
     /// The upstream answers it with 429 and a time, which pauses its key.
     pub(crate) later: bool,
+    /// What it is estimated to use of a budget, and what it does use.
+    pub(crate) estimate: u64,
+    pub(crate) used: u64,
     pub(crate) sent: At,
     /// Its stays at the upstream: one, unless something is wrong.
     pub(crate) stays: Vec<Stay>,

@@ -35,17 +35,22 @@ pub(crate) const LONG: usize = 2;
 pub(crate) const RATED: usize = 3;
 /// The key whose upstream now and then asks for a pause.
 pub(crate) const PAUSED: usize = 4;
-pub(crate) const KEYS: [&str; 5] = ["one", "few", "long", "rated", "paused"];
-pub(crate) const LIMITS: [usize; 5] = [1, 3, 3, 5, 3];
+/// The key with a budget, of which clients want more.
+pub(crate) const SPENT: usize = 5;
+pub(crate) const KEYS: [&str; 6] = ["one", "few", "long", "rated", "paused", "spent"];
+pub(crate) const LIMITS: [usize; 6] = [1, 3, 3, 5, 3, 4];
+/// The highest estimate.
+pub(crate) const ESTIMATE: u64 = 10;
 
 /// Returns the rule of the gateways for a key, which is the first part of its requests' paths, too.
 pub(crate) fn rule(key: usize) -> &'static str {
-    if let RATED | PAUSED = key { KEYS[key] } else { "gateway" }
+    if let RATED | PAUSED | SPENT = key { KEYS[key] } else { "gateway" }
 }
 
 /// Returns the name of a key's semaphore.
 pub(crate) fn name(key: usize) -> String {
-    if let RATED | PAUSED = key { KEYS[key].to_owned() } else { format!("gateway:{}", KEYS[key]) }
+    let is_own = matches!(key, RATED | PAUSED | SPENT);
+    if is_own { KEYS[key].to_owned() } else { format!("gateway:{}", KEYS[key]) }
 }
 
 /// How often a stream sends a frame.
@@ -78,6 +83,9 @@ struct Work {
     bytes: usize,
     #[serde(default)]
     later: bool,
+    /// What it says that it used.
+    #[serde(default)]
+    used: u64,
 }
 
 /// A request at the upstream. It counts as cut off unless it reports that it is done.
@@ -137,7 +145,7 @@ async fn work(
     };
     if frames == 0 {
         in_flight.done();
-        return Body::from(TEXT).into_response();
+        return ([("x-used", work.used.to_string())], TEXT).into_response();
     }
     let much = work.bytes > 0;
     let state = (Some(in_flight), 0);
@@ -196,6 +204,7 @@ impl Load {
             (LONG, 7, 50..400),
             (RATED, 9, 40..240),
             (PAUSED, 6, 60..300),
+            (SPENT, 8, 40..240),
         ];
         self.ask_for_pause();
         let mut rng = Rng::with_seed(!seed);
@@ -260,6 +269,8 @@ impl Load {
         };
         let stream = FRAME * u32::try_from(frames).unwrap();
         let later = self.is_pause_due(key, kind, rng);
+        let estimate = if key == SPENT { rng.u64(1..=ESTIMATE) } else { 0 };
+        let used = rng.u64(..=estimate);
         let tenant = if self.tenants > 1 { rng.usize(..self.tenants) } else { 0 };
         let model = Some(rng.usize(..=MODELS)).filter(|model| self.models && *model < MODELS);
         let number = self.recorder.sent(Request {
@@ -271,6 +282,8 @@ impl Load {
             work: ms * 1000,
             stream: us(stream),
             later,
+            estimate,
+            used,
             sent: 0,
             stays: Vec::new(),
             head: None,
@@ -281,11 +294,15 @@ impl Load {
         let body = Full::from(if kind == Kind::Post { vec![b'x'; POSTED] } else { Vec::new() });
         let mut request = hyper::Request::builder()
             .method(if kind == Kind::Post { "POST" } else { "GET" })
-            .uri(format!("/{}?ms={ms}&frames={frames}&bytes={bytes}&later={later}", rule(key)))
+            .uri(format!(
+                "/{}?ms={ms}&frames={frames}&bytes={bytes}&later={later}&used={used}",
+                rule(key)
+            ))
             .header("host", "upstream")
             .header("x-key", name)
             .header("x-tenant", tenant)
             .header("x-number", number)
+            .header("x-estimate", estimate)
             .body(body)
             .unwrap();
         if let Some(model) = model {
@@ -414,7 +431,7 @@ pub(crate) fn kind(rng: &mut Rng, key: usize) -> Kind {
             15..40 => Kind::Post,
             _ => Kind::Short,
         },
-        RATED | PAUSED => match dice {
+        RATED | PAUSED | SPENT => match dice {
             0..10 => Kind::Impatient,
             _ => Kind::Short,
         },

@@ -1,6 +1,6 @@
 //! Chaos: real gateways on one Redis, a fault every few hundred ms, and a checker that reads the result.
 //!
-//! Requests can name a model, of which each key has a few permits beside its limit. One key has a rate. The upstream of another asks for pauses, and an operator ends some of them. The
+//! Requests can name a model, of which each key has a few permits beside its limit. One key has a rate, and one a budget. The upstream of another asks for pauses, and an operator ends some of them. The
 //! limit of that key can find itself.
 //!
 //! A run has a seed, which decides its schedule of faults: the same seed gives the same schedule. What the clients meet
@@ -33,8 +33,8 @@ use tokio::task::{JoinHandle, JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::checker::Report;
-use self::history::{At, Fair, Kind, Rate, Recorder, Rules, Run, us};
-use self::load::{KEYS, LIMITS, Load, ONE, PAUSED, RATED, name, rule};
+use self::history::{At, Budget, Fair, Kind, Rate, Recorder, Rules, Run, us};
+use self::load::{ESTIMATE, KEYS, LIMITS, Load, ONE, PAUSED, RATED, SPENT, name, rule};
 use self::plan::{Planned, SLOTS, Shape, plan};
 use self::world::{LEASE, MAX_PAUSES, WAIT, World};
 use crate::support::eventually;
@@ -91,6 +91,14 @@ fn rates(reuse: usize) -> Vec<Option<Rate>> {
     rates
 }
 
+/// The budgets of the keys: 50 a second, all tenants together.
+fn budgets(fair: Fair) -> Vec<Option<Budget>> {
+    let mut budgets = vec![None; KEYS.len()];
+    let refill = us(Duration::from_secs(if fair == Fair::Arrival { 1 } else { 4 }));
+    budgets[SPENT] = Some(Budget { burst: 50, refill, most: ESTIMATE });
+    budgets
+}
+
 /// Ends some of the pauses, sooner or later after they began, until the faults are over.
 async fn operate(course: &Course, is_over: &AtomicBool, seed: u64) {
     let semaphore = course.world.redis.lock().await.semaphore();
@@ -124,6 +132,7 @@ impl Course {
         let rules = Rules {
             limits,
             rates: rates(reuse),
+            budgets: budgets(fair),
             max_pause: us(longest),
             wait: us(WAIT),
             lease: us(LEASE),
@@ -187,17 +196,18 @@ impl Course {
 
         let redis = world.redis.lock().await;
         let until = Instant::now() + Duration::from_secs(8);
-        let rates = recorder.lock().rules.rates.clone();
-        let rated = |key: &String| {
-            (0..rates.len())
-                .any(|n| rates[n].is_some() && key.contains(&format!("{{{}}}", name(n))))
+        let Rules { rates, budgets, .. } = recorder.lock().rules.clone();
+        let is_kept = |n: &usize| rates[*n].is_some() || budgets[*n].is_some();
+        let kept = |key: &String| {
+            let mut names = (0..KEYS.len()).filter(is_kept).map(name);
+            names.any(|name| key.contains(&format!("{{{name}}}")))
         };
         let (mut empty, mut forgotten, mut left) = (None, None, Vec::new());
         while forgotten.is_none() && Instant::now() < until {
             left = block_in_place(|| redis.left());
             // It is remembered for an hour that pauses were ended, and for ten minutes how a limit was found.
             left.retain(|key| !key.starts_with("semaphore:{!overrides}:"));
-            if left.iter().all(&rated) {
+            if left.iter().all(&kept) {
                 empty = empty.or_else(|| Some(recorder.now()));
             }
             forgotten = left.is_empty().then(|| recorder.now());
@@ -244,6 +254,8 @@ fn warm_up() -> history::Request {
         work: 0,
         stream: 0,
         later: false,
+        estimate: 0,
+        used: 0,
         sent: 0,
         stays: Vec::new(),
         head: None,
@@ -306,6 +318,8 @@ async fn short() {
     // The rate was used up, and a grant in a pause would have been found.
     assert!(report.starts[0].count > 100 && report.starts[0].most >= 20, "{:?}", report.starts);
     assert!(report.pauses.judged_ms > 100.0, "{:?}", report.pauses);
+    // The budget was used up, too.
+    assert!(report.budgets[0].used > 300 && report.budgets[0].peak > 30, "{:?}", report.budgets);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -317,6 +331,8 @@ async fn short_with_tenants() {
     assert!(report.faults.len() >= 8, "{:?}", report.faults);
     assert!(report.starts.iter().all(|starts| starts.count > 50), "{:?}", report.starts);
     assert!(report.pauses.judged_ms > 100.0, "{:?}", report.pauses);
+    assert_eq!(report.budgets.len(), TENANTS, "one of each tenant");
+    assert!(report.budgets.iter().any(|spent| spent.peak > 30), "{:?}", report.budgets);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,6 @@
 //! Tests of the checker with known histories: a clean one passes, and each planted fault is found.
 
+mod budget;
 mod grants;
 
 use super::checker::{Report, check};
@@ -16,6 +17,7 @@ fn clean() -> Run {
         rules: Rules {
             limits: vec![1, 2],
             rates: vec![None, None],
+            budgets: vec![None, None],
             max_pause: S,
             wait: 3 * S,
             lease: S,
@@ -55,6 +57,8 @@ fn request(key: usize, gateway: At, sent: At, from: At, to: At) -> Request {
         work: to - from,
         stream: 0,
         later: false,
+        estimate: 0,
+        used: 0,
         sent,
         stays: vec![Stay { from, to: Some(to), whole: true }],
         head: Some((to + MS, 200)),

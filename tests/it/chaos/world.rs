@@ -10,8 +10,8 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 
-use super::history::{At, Fair, Fault, Rate, Recorder, Rules, What};
-use super::load::{self, Addresses, FEW, KEYS, LIMITS, LONG, ONE, PAUSED, RATED, rule};
+use super::history::{At, Budget, Fair, Fault, Rate, Recorder, Rules, What};
+use super::load::{self, Addresses, FEW, KEYS, LIMITS, LONG, ONE, PAUSED, RATED, SPENT, rule};
 use super::plan::{Planned, SLOTS};
 use super::proxy::Proxy;
 use super::servers::Servers;
@@ -57,7 +57,7 @@ fn config(configs: &TempDir, slot: usize) -> PathBuf {
     configs.path().join(format!("{slot}.toml"))
 }
 
-/// Returns the limits of a gateway. Those with a rate cannot pass permits on.
+/// Returns the limits of a gateway. Those with a rate or a budget cannot pass permits on.
 fn contents(rules: &Rules, slot: usize) -> String {
     let ms = |time: Duration| format!("{}ms", time.as_millis());
     let mut all = format!("wait = \"{}\"\nlease = \"{}\"\n", ms(WAIT), ms(LEASE));
@@ -81,12 +81,18 @@ fn contents(rules: &Rules, slot: usize) -> String {
         paused += &format!("adaptive = \"1..{}\"\n", LIMITS[PAUSED]);
     }
     let mut contents = String::new();
-    for (key, own) in [(ONE, plain), (RATED, rated), (PAUSED, paused)] {
+    let mut spent = format!("limit = {}\n", LIMITS[SPENT]);
+    if let Some(Budget { burst, refill, .. }) = rules.budgets[SPENT] {
+        let each = if rules.fair == Fair::Arrival { "" } else { ",each" };
+        spent += &format!("budget = [\"tokens={burst}/{}ms{each}\"]\n", refill / 1000);
+        spent += "estimate = [\"header:x-estimate\"]\nsettle = [\"header:x-used\"]\n";
+    }
+    for (key, own) in [(ONE, plain), (RATED, rated), (PAUSED, paused), (SPENT, spent)] {
         let name = rule(key);
         contents += &format!("[[rule]]\nname = \"{name}\"\nprefix = \"/{name}\"\n{own}{all}");
         if let Some(Rate { starts, window }) = rules.rates[key] {
             contents += &format!("rate = \"{starts}/{}ms\"\n", window / 1000);
-        } else if slot < rules.reuse {
+        } else if slot < rules.reuse && key != SPENT {
             contents += "reuse = true\n";
         }
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::super::history::{At, Fault, Pause, Rate, Request, Run, What};
 use super::super::plan::{MOST_DELAY, Shape};
-use super::{Check, MESSAGE, MS, SETTLE, SLACK, TAIL, WAKE, ms, overlap};
+use super::{Check, MESSAGE, MS, Of, SETTLE, SLACK, TAIL, WAKE, ms, overlap};
 
 /// The time in which a permit was granted.
 struct Grant {
@@ -46,15 +46,20 @@ impl Run {
         grants
     }
 
-    /// Returns those that the upstream saw. A permit was granted between the sending of its request and its arrival; at
-    /// most [`TAIL`] before that, if nothing kept the request up.
+    /// Returns when the permit of a request was granted that came to the upstream: between its sending and its arrival; at
+    /// most [`TAIL`] before that, if nothing kept it up.
+    pub(super) fn granted(&self, request: &Request) -> Option<(At, At)> {
+        let to = request.came()?;
+        let near = to.saturating_sub(TAIL + self.stalled(to.saturating_sub(TAIL), to));
+        let is_clean = self.is_clean(request.key, request.gateway, near, to);
+        Some((if is_clean { request.sent.max(near) } else { request.sent }, to))
+    }
+
+    /// Returns those that the upstream saw.
     fn granted_by_upstream(&self, key: usize) -> Vec<Grant> {
         let of_key = |request: &&Request| request.key == key;
         let grant = |request: &Request| {
-            let to = request.came()?;
-            let near = to.saturating_sub(TAIL + self.stalled(to.saturating_sub(TAIL), to));
-            let is_clean = self.is_clean(key, request.gateway, near, to);
-            let from = if is_clean { request.sent.max(near) } else { request.sent };
+            let (from, to) = self.granted(request)?;
             let what = format!(
                 "gateway {}'s request, sent at {:.1} ms,",
                 request.gateway,
@@ -69,7 +74,7 @@ impl Run {
 
     /// Returns whether Redis may have lost what started before this time or in it. With Sentinel, an old master may
     /// count for itself for some time after another was named.
-    fn loses_starts(&self, loss: &Fault, from: At, to: At) -> bool {
+    pub(super) fn loses_starts(&self, loss: &Fault, from: At, to: At) -> bool {
         let leaves = if self.rules.shape == Shape::One { 0 } else { WAKE };
         let late = leaves + self.stalled(loss.begin, to);
         let is_soon = loss.begin < to && from < loss.end.saturating_add(late);
@@ -127,9 +132,9 @@ impl Run {
         recorded.chain(asked).collect()
     }
 
-    /// Returns the times in which no permit may be granted, although some are free.
-    pub(super) fn closed(&self, key: usize) -> Vec<(At, At)> {
-        let mut spans = [self.paused(key), self.full(key)].concat();
+    /// Returns the times in which no permit may be granted to these, although some are free.
+    pub(super) fn closed(&self, key: usize, of: Of) -> Vec<(At, At)> {
+        let mut spans = [self.paused(key), self.full(key), self.spent(key, of)].concat();
         spans.sort_unstable();
         spans.dedup_by(|next, last| {
             let is_one = next.0 <= last.1;

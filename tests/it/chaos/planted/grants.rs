@@ -12,6 +12,7 @@ fn granting() -> Run {
     let mut run = clean();
     run.rules.limits.extend([5, 3]);
     run.rules.rates.extend([Some(Rate { starts: 20, window: S }), None]);
+    run.rules.budgets.extend([None, None]);
     for came in (100 * MS..10 * S).step_by(50_000) {
         run.requests.push(request(RATED, came / 50_000 % 3, came - 10 * MS, came, came + 30 * MS));
         run.starts.push(Start { key: RATED, at: came - MS });
