@@ -7,7 +7,7 @@
 --
 -- Needs     key, queued; ids, from, to: those from ids[from] to ids[to] are about to leave
 -- Leaves    these ids as they are in the set
--- Cost      no command; 2 to 4, and 1 for each id, if any says what it used
+-- Cost      no command; 2 to 5, and 1 for each id, if any says what it used
 
 -- When the last of those that are charged more is full: no other needs the key for longer than before.
 local now_us, fulls, charged_until = nil, {}, 0

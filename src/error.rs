@@ -159,7 +159,7 @@ pub struct Rejected {
     pub name: Arc<str>,
     /// Why it was rejected.
     pub reason: RejectReason,
-    /// The limit in force; [`u32::MAX`] if only the rate counts.
+    /// The limit in force; [`u32::MAX`] if only a rate, further limits or budgets count.
     pub limit: u32,
     /// How many permits were in use in the fleet, by the last reply of the backend that contains it; a reply omits it
     /// while permits are free. `None` if there was no such reply.

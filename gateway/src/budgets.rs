@@ -226,7 +226,7 @@ fn units(headers: &HeaderMap, source: &EstimateSource) -> Result<u64, String> {
                 .to_str()
                 .ok()
                 .and_then(digits)
-                .ok_or_else(|| format!("{name}: not a whole number of up to 19 digits")),
+                .ok_or_else(|| format!("{name}: not a whole number below 2^64")),
         },
     }
 }
