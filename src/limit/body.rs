@@ -151,8 +151,8 @@ impl<B> ResponseBody<B> {
 
     /// Hides that the body is empty. The response to HEAD has no body, which says nothing about the length of that to
     /// GET; a router that finds its size to be 0 would add `content-length: 0`.
-    pub(super) fn without_empty_size(self) -> Self {
-        Self { hides_empty: true, ..self }
+    pub(super) const fn hide_empty_size(&mut self) {
+        self.hides_empty = true;
     }
 }
 

@@ -74,14 +74,14 @@ impl<B> HttpEntry<B> {
 }
 
 impl Held {
-    fn new(permit: Option<Permit>, parts: &Parts, settings: &Settings) -> Self {
+    fn new(permit: Option<Permit>, allowed: Duration, parts: &Parts, settings: &Settings) -> Self {
         Self {
             grpc: permit.as_ref().and_then(|_| settings.grpc(parts)),
             permit: HeldPermit::new(permit),
             would: None,
             is_head: parts.method == Method::HEAD,
             is_tunnel: parts.method == Method::CONNECT,
-            allowed: Duration::ZERO,
+            allowed,
         }
     }
 }
@@ -103,7 +103,8 @@ impl Settings {
         };
         let name = self.name_of(refusal.key.as_ref());
         let would = Some(Box::new(shadow.instead_of(*refusal)));
-        Ok(Held { would, ..Held::new(Some(Permit::uncounted(name.as_str())), parts, self) })
+        let permit = Some(Permit::uncounted(name.as_str()));
+        Ok(Held { would, ..Held::new(permit, Duration::ZERO, parts, self) })
     }
 }
 
@@ -121,9 +122,7 @@ impl<B> Entry for HttpEntry<B> {
     ) -> Poll<Result<Held, Rejection>> {
         let Some(Call { parts, .. }) = &self.call else { return Poll::Pending };
         Poll::Ready(match ready!(self.wait.poll(settings, parts, cx)) {
-            Verdict::Pass(permit, allowed) => {
-                Ok(Held { allowed, ..Held::new(permit, parts, settings) })
-            }
+            Verdict::Pass(permit, allowed) => Ok(Held::new(permit, allowed, parts, settings)),
             Verdict::Refuse(refusal) => settings.turn_away(refusal, parts),
         })
     }

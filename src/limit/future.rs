@@ -111,7 +111,7 @@ impl Settings {
         });
         let mut response = response.map(|body| ResponseBody::passed(body, permit, cut));
         if is_head && !response.headers().contains_key(CONTENT_LENGTH) {
-            response = response.map(ResponseBody::without_empty_size);
+            response.body_mut().hide_empty_size();
         }
         if let Some(would) = would {
             response.extensions_mut().insert(*would);
