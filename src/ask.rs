@@ -382,7 +382,7 @@ impl Ask {
         }
         estimates.iter().try_fold(claim, |claim, Estimate { budget, units }| {
             let tenant = budget.is_each().then_some(self.tenant.as_ref());
-            let charge = budget.charge(numbers.of_budget(budget.name(), tenant), *units);
+            let charge = budget.charge(numbers.of_budget(budget, tenant), *units);
             Ok(claim.charged(charge.ok_or(RejectReason::CostTooHigh)?))
         })
     }

@@ -21,7 +21,7 @@ const NAME_MAX: usize = 64;
 /// `burst + amount · t ÷ per` more than they give back, apart from what they use beyond their estimates. So a minute that
 /// begins with a full bucket can have twice the amount, unless the burst is less; and when long requests end that were
 /// estimated too high, others can use the difference at once, however long ago it was taken. The backend keeps one number
-/// for it (the *generic cell rate algorithm*, ITU-T I.371), 60 bytes in Redis.
+/// for it (the *generic cell rate algorithm*, ITU-T I.371), about 100 bytes in Redis.
 ///
 /// Who waits for a budget waits for it to refill: let the [wait timeout](crate::PolicyBuilder::wait_timeout) be as long as
 /// that takes for an estimate.
@@ -69,7 +69,8 @@ impl Budget {
     /// Creates a budget: `amount` units, such as tokens, within `per`. All of it may be used at once.
     ///
     /// The name tells apart the budgets of a semaphore and stands in rejections. All users of a semaphore should agree on
-    /// a budget: each request takes its part by its own.
+    /// a budget: each request takes its part by its own. Those whose [bursts](Self::burst) take different times to refill,
+    /// as while a configuration is rolled out, have a budget each, which begins full.
     ///
     /// # Errors
     ///

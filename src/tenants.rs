@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use crate::budget::Budget;
 use crate::name::Name;
 use crate::protocol::{FurtherLimit, Tenant};
 
@@ -37,12 +38,14 @@ impl TenantNumbers {
         Tenant::of_hash(first_of(hash))
     }
 
-    /// Returns the hash of a budget by its name, which determines its number; with that of a tenant, or of the requests
-    /// without one, if each has a budget of its own.
-    pub(crate) fn of_budget(&self, name: &str, of: Option<Option<&Name>>) -> u64 {
+    /// Returns the hash of a budget, which determines its number: by its name, and by the time of its burst, because how far
+    /// ahead a budget can be depends on that, and processes that differ would take the budget of the others for a clock
+    /// that has stepped back; with that of a tenant, or of the requests without one, if each has a budget of its own.
+    pub(crate) fn of_budget(&self, budget: &Budget, of: Option<Option<&Name>>) -> u64 {
         let mut hash = Sha256::clone(&self.salted);
         hash.update("budget ");
-        hash.update(name);
+        hash.update(budget.name());
+        hash.update(budget.time_of(budget.burst_amount()).to_le_bytes());
         if let Some(tenant) = of {
             // No name of a budget has a blank.
             hash.update(" ");
