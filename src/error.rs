@@ -382,6 +382,7 @@ impl Rejected {
                 Beside { rate: None, budget: Some(budget), .. } => {
                     Some(ByTime::Budget(Some(budget)))
                 }
+                Beside { rate: None, has_budgets: true, .. } => Some(ByTime::Budget(None)),
                 Beside { has_budgets: true, .. } => Some(ByTime::Either),
                 _ => None,
             },

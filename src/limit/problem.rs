@@ -106,7 +106,8 @@ impl Refusal {
             RefusalReason::QueueFull => "Too many requests are waiting",
             _ if !self.reason.is_full() => self.status.canonical_reason().unwrap_or("Refused"),
             _ if let Some(by) = self.by_time() => match by {
-                ByTime::Rate | ByTime::Either => "Too many requests have started lately",
+                ByTime::Rate => "Too many requests have started lately",
+                ByTime::Either => "No start was allowed in time",
                 ByTime::Budget(_) => "Too much of a budget is used",
             },
             _ if self.is_tenant_full() => "Too many requests of the tenant are in flight",
@@ -209,15 +210,18 @@ impl Refusal {
             Some(rejected) if let Some(limit) = rejected.limit_name() => {
                 Some(format!("{policy}/{limit}"))
             }
-            Some(rejected) if let Some(ByTime::Rate) = rejected.by_time() => {
-                Some(format!("{policy}/rate"))
-            }
+            Some(rejected) if let Some(by) = rejected.by_time() => match by {
+                ByTime::Rate => Some(format!("{policy}/rate")),
+                ByTime::Budget(Some(of)) => Some(format!("{policy}/{}", of.budget.name())),
+                ByTime::Budget(None) | ByTime::Either => None,
+            },
             Some(rejected) if rejected.limit == u32::MAX => None,
             _ => Some(policy.to_string()),
         }
     }
 
     /// The headers of draft-ietf-httpapi-ratelimit-headers-11: each policy, and what is left of the one that was violated.
+    /// That has no unit for what a budget counts, so its amount, which would be taken for requests, is not among them.
     fn rate_limit_fields(&self, rejected: &Rejected) -> Vec<(HeaderName, String)> {
         let (policy, limit) = (&self.policy, rejected.limit);
         let unit = "qu=\"concurrent-requests\"";
@@ -238,17 +242,14 @@ impl Refusal {
         if let Some((limit, cap)) = rejected.further() {
             policies.push(format!("\"{policy}/{limit}\";q={cap};{unit}"));
         }
-        if let Some(budget) = rejected.budget() {
-            let per = Some(budget.per()).filter(|per| per.subsec_nanos() == 0);
-            let per = per.map_or_else(String::new, |per| format!(";w={}", per.as_secs()));
-            policies.push(format!("\"{policy}/{}\";q={}{per}", budget.name(), budget.amount()));
-        }
         let is_of_time = rejected.by_time().is_some() && !self.is_tenant_full();
         let next = rejected.ends_in.filter(|_| is_of_time);
         let next = next.map(|left| format!(";t={}", left.as_secs_f64().ceil())).unwrap_or_default();
         // What is left of the limit would show what other tenants use.
         let left = self.violated().map(|violated| format!("\"{violated}\";r=0{next}"));
         let left = left.map(|left| (RATE_LIMIT, left));
-        [(RATE_LIMIT_POLICY, policies.join(", "))].into_iter().chain(left).collect()
+        let policies = Some(policies).filter(|all| !all.is_empty());
+        let policies = policies.map(|all| (RATE_LIMIT_POLICY, all.join(", ")));
+        policies.into_iter().chain(left).collect()
     }
 }

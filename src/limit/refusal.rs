@@ -8,6 +8,7 @@ use std::time::Duration;
 use http::{HeaderName, StatusCode};
 
 use super::builder::RETRY_AFTER_MAX;
+use crate::budget::Budget;
 use crate::error::{AcquireError, BackendError, ByTime, RejectReason, Rejected};
 use crate::name::Name;
 
@@ -218,11 +219,11 @@ impl RefusalReason {
     }
 
     /// Returns the status for what the semaphore said; `full` is that of a full one.
-    fn status(self, full: StatusCode, is_tenant_full: bool) -> StatusCode {
+    fn status(self, full: StatusCode, is_of_tenant: bool) -> StatusCode {
         match self {
             Self::CostTooHigh => StatusCode::BAD_REQUEST,
             // The pool that all share has room: it is this caller who has too many.
-            _ if self.is_full() && is_tenant_full && full.is_server_error() => {
+            _ if self.is_full() && is_of_tenant && full.is_server_error() => {
                 StatusCode::TOO_MANY_REQUESTS
             }
             _ if self.is_full() => full,
@@ -336,7 +337,9 @@ impl Refusal {
         match error {
             AcquireError::Rejected(rejected) => {
                 refusal.reason = RefusalReason::of(rejected.reason);
-                refusal.status = refusal.reason.status(status, rejected.is_tenant_full);
+                let is_of_tenant =
+                    rejected.is_tenant_full || rejected.budget().is_some_and(Budget::is_each);
+                refusal.status = refusal.reason.status(status, is_of_tenant);
                 refusal.rejected = Some(rejected);
             }
             AcquireError::Unavailable(error) => {

@@ -247,3 +247,37 @@ async fn a_layer_has_budgets_of_tenants() {
     assert_eq!(call("globex", 5).await.0, StatusCode::OK);
     assert_eq!(call("globex", 5).await.0, StatusCode::OK);
 }
+
+/// Its line is asleep, so no reply says when its budget has enough; but permits are free.
+#[tokio::test(start_paused = true)]
+async fn who_waits_in_vain_for_a_budget_of_its_own_is_told_so() {
+    let semaphore = Semaphore::in_memory();
+    let tokens = each(1000);
+    let policy = Policy::builder(10).wait_timeout(Duration::from_secs(2)).build().unwrap();
+    drop(semaphore.acquire(asks("acme", &tokens, 100), &policy).await.unwrap());
+    let rejected = rejection(semaphore.acquire(asks("acme", &tokens, 10), &policy).await);
+    assert_eq!(rejected.reason, RejectReason::QueueTimeout);
+    assert_eq!(rejected.budget().map(Budget::name), Some("tokens"));
+    assert_eq!(rejected.ends_in, Some(Duration::from_secs(100)));
+}
+
+/// The pool that all share has room.
+#[tokio::test]
+async fn a_tenant_that_used_up_its_budget_is_told_429_in_any_case() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "llm")
+        .limit(9)
+        .fair_by(HeaderKey::from_static("x-tenant"))
+        .full_status(StatusCode::SERVICE_UNAVAILABLE)
+        .wait_timeout(Duration::ZERO)
+        .budget(each(1000).burst(1).unwrap(), |_| 1)
+        .build()
+        .unwrap();
+    let call = async || {
+        let answer = async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new()));
+        let request = Request::builder().header("x-tenant", "acme").body(()).unwrap();
+        layer.layer(service_fn(answer)).oneshot(request).await.unwrap().status()
+    };
+    assert_eq!(call().await, StatusCode::OK);
+    assert_eq!(call().await, StatusCode::TOO_MANY_REQUESTS);
+}

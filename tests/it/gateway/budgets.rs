@@ -54,7 +54,6 @@ async fn gateways_share_a_budget_and_settle_what_responses_say() {
     let (status, head) = asks(&b, "200", "").await;
     assert_eq!(status, 429);
     assert!(head.contains("ratelimit: \"gateway/tokens\";r=0;t="), "{head}");
-    assert!(head.contains("\"gateway/tokens\";q=1000;w=1000"), "{head}");
     assert_eq!(asks(&b, "1001", "").await.0, 400);
     for bad in ["", "many", "-1"] {
         assert_eq!(asks(&b, bad, "").await.0, 400, "{bad}");
