@@ -143,7 +143,11 @@ local function rank_of(class, units, weight)
   return class * 512 + level
 end
 
-local function time_of(since) return floor(since / 125) % 16777216 end
+local function time_of(since)
+  local steps = floor(since / 125)
+  -- One of before the time began again is the first of its level.
+  return floor(steps / 16777216) < floor(floor(now / 125) / 16777216) and 0 or steps % 16777216
+end
 
 local function parked_at(spot, rank, time)
   local mantissa = 4503599627370496 + spot % 65536 * 68719476736 + 68719476735 - rank * 16777216 - time

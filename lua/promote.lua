@@ -130,7 +130,7 @@ while repeats do
         next_turn, next_head, next_room = score, head, room_of(head)
         local opens, _, own_opens = opening_of(head, next_cost)
         local never = next_cost > next_room or opens == math.huge
-        local sleeps = own_opens and not never
+        local sleeps = own_opens and not never and next_f > 0
         local waits = not (never or sleeps) and (opens or in_use + next_cost > next_room)
         if next_room <= 0 or budget <= 0 or waits then break end
         local parks, is_back = false, false

@@ -98,13 +98,35 @@ end
 -- Lines that are parked are looked after by further.lua.
 if not is_plain then leave(ids, 1, 0) end
 if #lines > 0 then
+  local bursts = nil
   turns = redis.call('ZMSCORE', key, unpack(turns))
   for i, digits in ipairs(lines) do
-    if turns[i] == 'inf' or turns[i] and tonumber(turns[i]) < -33554432 then
-      -- Settle lines again that are stopped or asleep, because the limit may have changed, or the clock.
+    local turn_before = tonumber(turns[i] or 0)
+    local is_far = false
+    if turn_before < -33554432 then
+      -- By line, the longest burst of its tenant's budgets; the shortest where places differ.
+      if not bursts then
+        bursts = {}
+        for j, id in ipairs(ids) do
+          local stands = scores[count + j]
+          if scores[j] and stands and tonumber(stands) < 0 then
+            local line, longest, at = line_of(id), 0, string.find(id, '$', 13, true)
+            while at and string.byte(id, at + 1) > 47 do
+              local burst = string.byte(id, at + 1) > 57 and tonumber(string.sub(id, at + 14, at + 21), 36) or 0
+              longest, at = math.max(longest, burst), at + 21
+            end
+            bursts[line] = math.min(bursts[line] or math.huge, longest)
+          end
+        end
+      end
+      is_far = (turn_before + 536870912) * -8388608 > now + 2 * bursts[digits] + 1000000
+    end
+    if turn_before == math.huge or is_far then
+      -- Settle lines again that are stopped, because the limit may have changed; or asleep for longer than their budgets
+      -- can need, because the clock has stepped back since.
       if tonumber(digits, 36) < 16777216 then settle(digits) else further.settle(digits, turns[i]) end
       turn = nil
-    elseif further and turns[i] and tonumber(turns[i]) < 0 then
+    elseif further and turn_before < 0 and turn_before > -33554432 then
       if further.renewed(digits, turns[i]) then turn = nil end
     end
   end

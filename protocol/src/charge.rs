@@ -7,6 +7,9 @@ use smallvec::SmallVec;
 
 use super::base36::{read_base36, write_base36};
 
+/// How much further ahead than any charge takes it a budget may be, µs. Beyond that, the clock has stepped back since.
+pub(crate) const AHEAD: u64 = 1_000_000;
+
 /// What a request takes of a budget: a part of its time.
 ///
 /// A budget refills evenly. Of 80,000 tokens a minute, a token takes 750 µs; a request takes as many as it is estimated to

@@ -355,3 +355,35 @@ fn a_grant_to_a_tenant_whose_line_is_asleep_keeps_nobody_back() {
     assert!(desk.waits(asleep));
     assert_eq!(reply.statuses[..2], [PlaceStatus::Held; 2], "{reply:?}");
 }
+
+/// Though those that wait are renewed while no permit is free, which could wake their lines all at once.
+#[test]
+fn lines_that_are_asleep_delay_nobody_when_a_permit_comes_free() {
+    let mut desk = Desk::new(2);
+    let asleep: Vec<_> = (1..=600)
+        .map(|tenant| {
+            let of = |taken| Charge::of_tenant(tenant, taken, 1000 * BURST_US).unwrap();
+            let used = desk.come(claim(tenant).charged(of(1000 * BURST_US)));
+            desk.release(&[used]);
+            desk.come(claim(tenant).charged(of(1000 * BURST_US)))
+        })
+        .collect();
+    let held = [desk.come(claim(1000)), desk.come(claim(1000))];
+    let next = desk.come(claim(1000));
+    asleep.chunks(500).for_each(|ids| _ = desk.renew(ids));
+    let reply = desk.release(&held[..1]);
+    assert!(desk.holds(next), "{reply:?}");
+}
+
+/// A failover to a server whose clock is an hour behind.
+#[test]
+fn a_line_that_is_asleep_wakes_after_a_step_of_the_clock() {
+    let mut desk = Desk::new(2);
+    use_up(&mut desk, 1);
+    let asleep = desk.come(own(1, BURST_US));
+    desk.now -= 3_600_000_000;
+    desk.renew(&[asleep]);
+    desk.now += 2 * BURST_US;
+    desk.renew(&[asleep]);
+    assert!(desk.holds(asleep));
+}

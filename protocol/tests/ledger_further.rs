@@ -703,3 +703,30 @@ proptest! {
         run(steps, WORK_MAX, false)?;
     }
 }
+
+/// The time in the turn of a parked line begins again after half an hour: who came before that is not last from then on.
+#[test]
+fn nobody_without_a_tenant_starves_when_the_times_begin_again() {
+    let mut desk = Desk { tick: 130, ..Desk::new(100) };
+    let none = Claim::without_tenant;
+    let route = FurtherLimit::of_hash(1, 1);
+    let model = |n| FurtherLimit::of_hash(n, 50);
+    let period = (1 << 24) * 125;
+    desk.now = desk.now / period * period + period - 1_000_000;
+    let mut held = desk.come(none().also(route));
+    let early = desk.come(none().also(route).also(model(2)));
+    desk.now += 1_000_000;
+    let mut waiting = vec![early, desk.come(none().also(route).also(model(3)))];
+    let mut passed = 0;
+    while held != early {
+        desk.now += 100_000;
+        waiting.push(desk.come(none().also(route).also(model(3))));
+        if passed % 10 == 9 {
+            waiting.retain(|id| desk.waits(*id));
+            desk.renew(&waiting);
+        }
+        held = desk.hand_over(held)[0];
+        passed += 1;
+        assert!(passed <= 12, "{passed} later ones were granted first");
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::charge::{Charge, Charges, Used, UsedOf};
+use crate::charge::{AHEAD, Charge, Charges, Used, UsedOf};
 use crate::moments::Moments;
 
 /// When each budget will be full again, µs, by its number. See [`Charge`].
@@ -11,9 +11,6 @@ pub(super) struct Budgets(Moments<u32, u64>);
 
 /// What the newcomers of a call take together, by budget.
 pub(super) type Together = BTreeMap<u32, u64>;
-
-/// How much further ahead than any charge takes it a budget may be. Beyond that, the clock has stepped back since.
-const AHEAD: u64 = 1_000_000;
 
 impl Budgets {
     pub(super) fn is_empty(&self) -> bool {

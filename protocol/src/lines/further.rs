@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::spot::{Code, Spot, limits_of, spots_of};
 use super::{LEVEL, Lines, Register, STOPPED, class_factor, is_turn_at, line_of, turn};
+use crate::charge::{AHEAD, Charge};
 use crate::claim::{Claim, LineId, Tenant};
 use crate::further::FurtherLimit;
 
@@ -200,11 +201,11 @@ impl<I: Copy + Ord> Lines<I> {
     /// Where a place that comes now would park: at the first of its limits that keeps it back, because it is full, or
     /// because a line whose turn is earlier waits there for more room.
     pub(crate) fn spot_of_newcomer(&self, claim: Claim, now: u64) -> Option<Spot> {
-        self.kept_back(claim, self.code_now(claim, now))
+        self.kept_back(claim, self.code(claim, now, now))
     }
 
-    fn code_now(&self, claim: Claim, since: u64) -> Code {
-        Code::new(claim.class(), self.level_units(claim), claim.weight(), since)
+    fn code(&self, claim: Claim, since: u64, now: u64) -> Code {
+        Code::new(claim.class(), self.level_units(claim), claim.weight(), since, now)
     }
 
     /// The units that count for its level: without a tenant, none do.
@@ -229,7 +230,7 @@ impl<I: Copy + Ord> Lines<I> {
     /// A line that has only just begun parks at once.
     pub(crate) fn park_new(&mut self, claim: Claim, spot: Spot, now: u64) {
         let Some(line) = claim.line() else { return };
-        let code = self.code_now(claim, now);
+        let code = self.code(claim, now, now);
         self.stand(line, Some(Stands::At(spot, code)));
     }
 
@@ -278,17 +279,22 @@ impl<I: Copy + Ord> Lines<I> {
             return;
         }
         self.set_turn_further(line, now, of);
-        if let Some((spot, code, _)) = self.kept_back_at(line, of) {
+        if let Some((spot, code, _)) = self.kept_back_at(line, now, of) {
             self.stand(line, Some(Stands::At(spot, code)));
         }
     }
 
     /// Where the line would park if its turn came, and the claim of its head.
-    fn kept_back_at(&self, line: LineId, of: &impl Register<I>) -> Option<(Spot, Code, Claim)> {
+    fn kept_back_at(
+        &self,
+        line: LineId,
+        now: u64,
+        of: &impl Register<I>,
+    ) -> Option<(Spot, Code, Claim)> {
         let known = self.further.lines.get(&line)?;
         let Some(Stands::InTurn(bits)) = known.stands else { return None };
         let claim = of.claim_of(known.queue.first()?.1);
-        let code = self.code_now(claim, since_of(f64::from_bits(bits)));
+        let code = self.code(claim, since_of(f64::from_bits(bits)), now);
         self.kept_back(claim, code).map(|spot| (spot, code, claim))
     }
 
@@ -419,7 +425,7 @@ impl<I: Copy + Ord> Lines<I> {
                 return;
             }
             // Its tenant may have got permits by other lines since it parked: then it is not the first.
-            let anew = self.code_now(claim, now);
+            let anew = self.code(claim, now, now);
             // After some, one comes back all the same: once its turn comes, it parks.
             if claim.has_tenant() && code.is_below(anew) && self.further.passed < RETIMED_MAX {
                 self.further.passed += 1;
@@ -456,7 +462,7 @@ impl<I: Copy + Ord> Lines<I> {
 
     /// Parks the line that is next, if one of its limits keeps it back. Returns whether it did.
     pub(crate) fn park(&mut self, line: LineId, now: u64, of: &impl Register<I>) -> bool {
-        let Some((spot, code, claim)) = self.kept_back_at(line, of) else { return false };
+        let Some((spot, code, claim)) = self.kept_back_at(line, now, of) else { return false };
         self.stand(line, Some(Stands::At(spot, code)));
         // Also at its own: there can be room for the one that is ahead of it.
         self.come_back_for(claim, now, of);
@@ -464,11 +470,15 @@ impl<I: Copy + Ord> Lines<I> {
     }
 
     /// A place of this line was renewed: a line that is parked ahead of the present goes to the front of its level, and one
-    /// that is asleep is settled.
+    /// that is asleep for longer than its budgets can need is settled: the clock has stepped back since.
     pub(crate) fn renewed(&mut self, claim: Claim, now: u64, of: &impl Register<I>) {
         let line = line_of(claim);
-        if self.is_asleep(line) {
-            self.touch(claim);
+        if let Some(until) = self.asleep.of(line) {
+            let own = claim.charges().iter().filter(|charge| charge.is_tenants());
+            let longest = own.map(Charge::burst).max().unwrap_or(0);
+            if until > now + 2 * longest + AHEAD {
+                self.touch(claim);
+            }
             return;
         }
         let Some(known) = self.further.lines.get(&line) else { return };

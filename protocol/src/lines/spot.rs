@@ -34,10 +34,13 @@ impl Code {
     pub(crate) const LOWEST: Self = Self(0);
     const MAX: u64 = (1 << 36) - 1;
 
-    /// The turn of a line of this class, whose tenant has so many units in use, since then.
-    pub(super) fn new(class: u8, units: u64, weight: u32, since: u64) -> Self {
+    /// The turn of a line of this class, whose tenant has so many units in use, since then; if that is before the time
+    /// began again, it is the first of its level.
+    pub(super) fn new(class: u8, units: u64, weight: u32, since: u64, now: u64) -> Self {
         let level = short_level(units, weight);
-        Self(u64::from(class) << 33 | level << 24 | step_of(since))
+        let is_before = since / STEP_US / STEPS < now / STEP_US / STEPS;
+        let step = if is_before { 0 } else { step_of(since) };
+        Self(u64::from(class) << 33 | level << 24 | step)
     }
 
     /// Whether both are of one class and level.
@@ -121,7 +124,7 @@ mod tests {
 
     #[test]
     fn codes_are_ordered_by_class_then_level_then_time() {
-        let code = |class, units, weight, since| Code::new(class, units, weight, since);
+        let code = |class, units, weight, since| Code::new(class, units, weight, since, NOW);
         let codes = [
             code(0, 0, 1, NOW),
             code(0, 0, 1, NOW + STEP_US),
@@ -158,7 +161,7 @@ mod tests {
             Spot::of_limit(FurtherLimit::of_hash(0, 1)),
             Spot::of_limit(FurtherLimit::of_hash(u64::from(FurtherLimit::NUMBER_MAX) - 1, 1)),
         ];
-        let codes = [Code::LOWEST, Code(1), Code::new(3, 9, 2, NOW), Code(Code::MAX)];
+        let codes = [Code::LOWEST, Code(1), Code::new(3, 9, 2, NOW, NOW), Code(Code::MAX)];
         for spot in spots {
             let scores = codes.map(|code| code.score(spot));
             assert!(scores.is_sorted_by(|a, b| a < b), "{scores:?}");
@@ -172,21 +175,24 @@ mod tests {
     #[test]
     fn the_time_of_a_code_is_that_of_the_last_half_hour() {
         for ago in [0, STEP_US, 60_000_000, (STEPS - 1) * STEP_US] {
-            let since = Code::new(1, 2, 1, NOW - ago).since(NOW);
+            let since = Code::new(1, 2, 1, NOW - ago, NOW - ago).since(NOW);
             assert!(since <= NOW - ago && NOW - ago - since < STEP_US, "{ago}");
         }
-        let ahead = Code::new(1, 2, 1, NOW + STEP_US);
+        let ahead = Code::new(1, 2, 1, NOW + STEP_US, NOW);
         assert_eq!(ahead.not_ahead_of(NOW), Code(ahead.0 / STEPS * STEPS));
         assert_eq!(ahead.not_ahead_of(NOW + STEP_US), ahead);
     }
 
     #[test]
     fn a_code_knows_its_level() {
-        let code = Code::new(2, 3, 1, NOW);
-        let other = Code::new(2, 3, 1, NOW + 64_000_000);
+        let code = Code::new(2, 3, 1, NOW, NOW);
+        let other = Code::new(2, 3, 1, NOW + 64_000_000, NOW);
         assert!(code.is_level_with(other) && !code.is_below(other) && !other.is_below(code));
-        assert!(code.is_below(Code::new(2, 4, 1, 0)) && code.is_below(Code::new(3, 0, 1, 0)));
+        assert!(code.is_below(Code::new(2, 4, 1, 0, 0)) && code.is_below(Code::new(3, 0, 1, 0, 0)));
         assert!(!code.has_other_level(6, 2) && code.has_other_level(2, 1));
-        assert_eq!(code.at_level(4, 1, NOW + 64_000_000), Code::new(2, 4, 1, NOW + 64_000_000));
+        assert_eq!(
+            code.at_level(4, 1, NOW + 64_000_000),
+            Code::new(2, 4, 1, NOW + 64_000_000, NOW)
+        );
     }
 }
