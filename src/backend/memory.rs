@@ -195,9 +195,6 @@ impl Counter for LedgerHandle {
         };
         // Released first, because a process may make a call as soon as it gets its hint.
         drop(ledger);
-        if hints.is_empty() {
-            return reply;
-        }
         for (mailbox, grants) in hints {
             if grants.is_empty() {
                 mailbox.recall(&self.key);

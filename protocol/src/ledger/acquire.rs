@@ -66,7 +66,8 @@ impl Ledger {
                 }
             }
         }
-        self.close(caller, budget, reply)
+        self.close(caller, budget, &mut reply);
+        reply
     }
 
     /// Takes the newcomers one by one.

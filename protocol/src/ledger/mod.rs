@@ -403,7 +403,8 @@ impl Ledger {
         self.settle(caller.now);
         self.rouse(caller.now);
         reply.granted = self.promote(caller, caller.limit.into(), budget, post);
-        self.close(caller, budget, reply)
+        self.close(caller, budget, &mut reply);
+        reply
     }
 
     /// Renews with proof, for places that a renewal found gone.
@@ -469,7 +470,8 @@ impl Ledger {
         self.settle(caller.now);
         self.rouse(caller.now);
         reply.granted = self.promote(caller, caller.limit.into(), budget, post);
-        self.close(caller, budget, reply)
+        self.close(caller, budget, &mut reply);
+        reply
     }
 
     /// Lists the places of `node` among the `most` live ones with the earliest lease ends.
@@ -483,7 +485,7 @@ impl Ledger {
     }
 
     /// `budget`: what the sweep left of the bound on work.
-    fn close(&mut self, caller: Caller, budget: usize, mut reply: Reply) -> Reply {
+    fn close(&mut self, caller: Caller, budget: usize, reply: &mut Reply) {
         let most = u64::from(caller.limit);
         let usage = Usage { in_use: self.in_use(), waiting: self.waiting() };
         reply.usage = Some(usage);
@@ -500,7 +502,6 @@ impl Ledger {
                 reply.earliest = self.earliest();
             }
         }
-        reply
     }
 
     fn earliest(&mut self) -> u64 {

@@ -23,19 +23,19 @@ impl Ledger {
     /// cap has room. If no id of the call has a claim, nobody waits at all, because a reply in short tells that to the
     /// caller.
     pub(super) fn all_fit(&self, caller: Caller, leaving: &[PlaceId], ids: &[PlaceId]) -> bool {
-        if !self.queue.is_empty() || self.would_charge_again(ids) {
-            return false;
-        }
-        // Who gives something back is told when a line wakes, which a reply in short does not.
-        if !leaving.is_empty() && self.rouses_at().is_some() {
+        if !self.queue.is_empty() {
             return false;
         }
         let Some(fair) = &self.lines else {
             if ids.iter().all(|id| id.claim.is_none()) {
                 return self.in_use() + ids.len() as u64 <= u64::from(caller.limit);
             }
-            return self.fit_in_lines(caller, ids);
+            return !self.would_charge_again(ids) && self.fit_in_lines(caller, ids);
         };
+        // Who gives something back is told when a line wakes, which a reply in short does not.
+        if self.would_charge_again(ids) || !leaving.is_empty() && self.rouses_at().is_some() {
+            return false;
+        }
         let has_claims = || leaving.iter().chain(ids).any(|id| id.claim.is_some());
         (fair.lines.waiting() == 0 || has_claims())
             && fair.lines.nobody_in_turn()
