@@ -238,7 +238,7 @@ if not is_plain then
     -- Whether all can be granted at once: no waiting place could be served, and no cap forbids it. Without claims, a reply
     -- in short tells that no place waits, so none does.
     local is_quiet = turn[2] == 'inf' and (is_second or leaving == 0 and turn[1] ~= 's')
-    -- Who gives something back is told when a line wakes, which a reply in short does not.
+    -- A caller that gives something back is told when a line wakes, which takes a long reply.
     if is_quiet and leaving > 0 and asleep and asleep.first() then is_quiet = false end
     if not is_tried and (not turn[1] or claims and is_quiet) then
       is_tried = true

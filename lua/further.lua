@@ -145,7 +145,7 @@ end
 
 local function time_of(since)
   local steps = floor(since / 125)
-  -- One of before the time began again is the first of its level.
+  -- The time began again since: the line is the first of its level.
   return floor(steps / 16777216) < floor(floor(now / 125) / 16777216) and 0 or steps % 16777216
 end
 

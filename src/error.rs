@@ -365,10 +365,31 @@ impl Rejected {
 
     /// Whether permits are free, and the request may not wait for those ahead of it.
     pub(crate) fn is_behind_others(&self) -> bool {
-        let fits = |in_use: u64| in_use + u64::from(self.cost) <= u64::from(self.limit);
         self.reason == RejectReason::Limit
-            && self.in_use.is_some_and(fits)
+            && self.has_room()
             && self.waiting.is_some_and(|waiting| waiting > 0)
+    }
+
+    /// Whether permits were free for it.
+    fn has_room(&self) -> bool {
+        self.in_use.is_some_and(|in_use| in_use + u64::from(self.cost) <= u64::from(self.limit))
+    }
+
+    /// Adds when to try again, if the request waited in vain for a budget of its tenant. No reply says when that has enough;
+    /// but it has after the time in which the estimate refills, unless others of the tenant take of it.
+    pub(crate) fn with_refill(mut self) -> Self {
+        let is_by_budget = self.reason == RejectReason::QueueTimeout
+            && self.ends_in.is_none()
+            && !self.is_tenant_full
+            && self.has_room();
+        if is_by_budget
+            && let Some(Beside { rate: None, further: None, budget: Some(of), .. }) =
+                self.beside.as_deref()
+            && of.budget.is_each()
+        {
+            self.ends_in = Some(Duration::from_micros(of.budget.time_of(of.units)));
+        }
+        self
     }
 
     /// What kept the request back that time allows, as far as is known.

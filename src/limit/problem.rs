@@ -210,11 +210,10 @@ impl Refusal {
             Some(rejected) if let Some(limit) = rejected.limit_name() => {
                 Some(format!("{policy}/{limit}"))
             }
-            Some(rejected) if let Some(by) = rejected.by_time() => match by {
-                ByTime::Rate => Some(format!("{policy}/rate")),
-                ByTime::Budget(Some(of)) => Some(format!("{policy}/{}", of.budget.name())),
-                ByTime::Budget(None) | ByTime::Either => None,
-            },
+            // A budget that is known has a name; of several, none is blamed.
+            Some(rejected) if let Some(by) = rejected.by_time() => {
+                matches!(by, ByTime::Rate).then(|| format!("{policy}/rate"))
+            }
             Some(rejected) if rejected.limit == u32::MAX => None,
             _ => Some(policy.to_string()),
         }

@@ -214,25 +214,7 @@ impl Acquire {
                 let budget = place.budget_of(reason);
                 self.limit = limit.unwrap_or(self.limit);
                 let (cost, each) = claim.map_or((1, None), |claim| (claim.cost(), claim.each()));
-                let is_room =
-                    usage.is_some_and(|of| of.in_use + u64::from(cost) <= u64::from(self.limit));
-                let ends_in = match &budget {
-                    // When a line wakes is not known here; beside free permits it waits for the tenant's budget, and for no
-                    // longer than its estimate takes to refill, unless others of the tenant take of it.
-                    Some(of)
-                        if ends_in.is_none()
-                            && is_room
-                            && !is_tenant_full
-                            && rate.is_none()
-                            && further.is_none()
-                            && matches!(reason, RejectReason::QueueTimeout)
-                            && of.budget.is_each() =>
-                    {
-                        Some(Duration::from_micros(of.budget.time_of(of.units)))
-                    }
-                    _ => ends_in,
-                };
-                AcquireError::Rejected(Rejected {
+                let rejected = Rejected {
                     in_use: usage.map(|of| of.in_use),
                     waiting: usage.map(|of| of.waiting),
                     waited: self.began.elapsed(),
@@ -249,7 +231,8 @@ impl Acquire {
                     .boxed(),
                     has_tenant: self.has_tenant,
                     ..Rejected::new(name, reason, self.limit).asked(cost, each)
-                })
+                };
+                AcquireError::Rejected(rejected.with_refill())
             }
             Progress::Failed => {
                 place.count_refusal();

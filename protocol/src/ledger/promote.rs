@@ -32,7 +32,7 @@ impl Ledger {
             }
             return !self.would_charge_again(ids) && self.fit_in_lines(caller, ids);
         };
-        // Who gives something back is told when a line wakes, which a reply in short does not.
+        // A caller that gives something back is told when a line wakes, which takes a long reply.
         if self.would_charge_again(ids) || !leaving.is_empty() && self.rouses_at().is_some() {
             return false;
         }

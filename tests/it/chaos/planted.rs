@@ -90,10 +90,9 @@ fn rules(report: &Report) -> Vec<&'static str> {
     rules
 }
 
-/// Plants a fault into the clean history. The checker must find it, and nothing else.
+/// Plants a fault into a clean history. The checker must find it, and nothing else.
 #[track_caller]
-fn found(rule: &str, plant: impl FnOnce(&mut Run)) {
-    let mut run = clean();
+fn found_in(mut run: Run, rule: &str, plant: impl FnOnce(&mut Run)) {
     plant(&mut run);
     let report = check(&run);
     assert_eq!(rules(&report), [rule], "{report}");
@@ -101,11 +100,20 @@ fn found(rule: &str, plant: impl FnOnce(&mut Run)) {
 
 /// What is excused does not fail the run.
 #[track_caller]
-fn excused(happens: impl FnOnce(&mut Run)) {
-    let mut run = clean();
+fn excused_in(mut run: Run, happens: impl FnOnce(&mut Run)) {
     happens(&mut run);
     let report = check(&run);
     assert!(report.violations.is_empty(), "{report}");
+}
+
+#[track_caller]
+fn found(rule: &str, plant: impl FnOnce(&mut Run)) {
+    found_in(clean(), rule, plant);
+}
+
+#[track_caller]
+fn excused(happens: impl FnOnce(&mut Run)) {
+    excused_in(clean(), happens);
 }
 
 #[test]

@@ -24,18 +24,12 @@ fn using(used: u64, came: At) -> Request {
 
 #[track_caller]
 fn found(rule: &str, plant: impl FnOnce(&mut Run)) {
-    let mut run = spending();
-    plant(&mut run);
-    let report = check(&run);
-    assert_eq!(rules(&report), [rule], "{report}");
+    found_in(spending(), rule, plant);
 }
 
 #[track_caller]
 fn excused(happens: impl FnOnce(&mut Run)) {
-    let mut run = spending();
-    happens(&mut run);
-    let report = check(&run);
-    assert!(report.violations.is_empty(), "{report}");
+    excused_in(spending(), happens);
 }
 
 /// So many requests, one after the other.

@@ -32,18 +32,12 @@ fn granting() -> Run {
 
 #[track_caller]
 fn found(rule: &str, plant: impl FnOnce(&mut Run)) {
-    let mut run = granting();
-    plant(&mut run);
-    let report = check(&run);
-    assert_eq!(rules(&report), [rule], "{report}");
+    found_in(granting(), rule, plant);
 }
 
 #[track_caller]
 fn excused(happens: impl FnOnce(&mut Run)) {
-    let mut run = granting();
-    happens(&mut run);
-    let report = check(&run);
-    assert!(report.violations.is_empty(), "{report}");
+    excused_in(granting(), happens);
 }
 
 #[test]
