@@ -209,6 +209,7 @@ local for_all, frees = ARGV[2] == '1', leaving > 0
 --@lease
 local sub, byte = string.sub, string.byte
 local line_of, cost_of, lease_of, settle, leave, further, asleep, room_of, never_fits, opening_of, start, undo, charges
+local silent_before
 local turn = nil
 if not is_plain then
   turn = {}

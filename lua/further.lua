@@ -291,7 +291,7 @@ further.come_back = come_back_all
 
 -- Lines of a tenant, a place of which left: those at another level get their turns anew. Adds the spots of those
 -- that are parked.
-local function retime(f, weight, spots)
+local function retime(f, spots)
   local tenants = 20000000000000 + f
   local lines = redis.call('ZRANGEBYSCORE', key, tenants, tenants, 'LIMIT', '0', '17')
   if #lines == 17 then
@@ -303,6 +303,9 @@ local function retime(f, weight, spots)
   local units, writes = used(f), {}
   for i, score in ipairs(redis.call('ZMSCORE', key, unpack(lines))) do
     local turn, anew = tonumber(score or 'inf'), nil
+    -- Its own weight: that of its tenant may have been changed since the place came that left.
+    local head = turn < math.huge and places_of(lines[i])[1]
+    local weight = head and terms_of(head).weight
     if turn < -33554432 then
       further.settle(sub(lines[i], 2), turn)
     elseif turn < 0 then
@@ -336,7 +339,7 @@ function further.make_up(ids, from, to, is_alone)
     local f = byte(id, -16) == 46 and tonumber(sub(id, -15, -11), 36) or 0
     if f > 0 and not tenants[f] then
       tenants[f] = true
-      retime(f, tonumber(sub(id, -10, -9), 36), spots)
+      retime(f, spots)
     end
   end
   for i = from, to do

@@ -39,6 +39,7 @@ local lease_end = now_ms + lease_ms
 --@queued
 --@kind
 local line_of, cost_of, lease_of, settle, leave, further, asleep, room_of, never_fits, opening_of, start, undo, charges
+local silent_before
 if not is_plain then
   --@claim
   --@settle

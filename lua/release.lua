@@ -75,6 +75,7 @@ local counted, node = ARGV[4] == '1', ARGV[5]
 --@clock
 --@kind
 local line_of, cost_of, lease_of, settle, leave, further, asleep, room_of, never_fits, opening_of, start, undo, charges
+local silent_before
 if not is_plain then
   -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   if last == 5 then redis.call('ZREM', key, '') end

@@ -34,6 +34,7 @@ local lease_end = now_ms + lease_ms
 --@queued
 --@kind
 local line_of, cost_of, lease_of, settle, leave, further, asleep, room_of, never_fits, opening_of, start, undo, charges
+local silent_before
 if not is_plain then
   --@claim
   --@settle
@@ -134,6 +135,8 @@ end
 if asleep then turn = asleep.rouse() end
 --@survey
 local asked = {}
+-- Waiting places are renewed each second. In a cluster, listeners cannot be counted.
+if counted then silent_before = lease_end - 2000 end
 --@promote
 -- The earliest lease may be one that was just renewed.
 earliest = nil

@@ -250,6 +250,19 @@ fn a_release_brings_the_tenants_other_lines_forward() {
     assert!(desk.ledger.is_empty());
 }
 
+/// Though the place that left came before an operator changed the weight.
+#[test]
+fn a_tenants_parked_line_has_its_own_weight() {
+    let mut desk = at_desk(100);
+    let route = limit(1, 5);
+    let a: Vec<_> = (0..4).map(|_| desk.come(claim(1).also(route))).collect();
+    desk.come(claim(2).also(route));
+    let a_waits = desk.come(claim(1).with_weight(4).also(route));
+    let b_waits = desk.come(claim(2).also(route));
+    assert!(desk.waits(a_waits) && desk.waits(b_waits));
+    assert_eq!(desk.hand_over(a[0]), [a_waits], "three quarters of its share against one of b");
+}
+
 #[test]
 fn a_grant_takes_the_tenants_parked_lines_back() {
     let mut desk = at_desk(9);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 use tower_semaphore::backend::{MemoryBackend, MemoryServer};
-use tower_semaphore::{AcquireError, Limit, Policy, RejectReason, Semaphore};
+use tower_semaphore::{AcquireError, Ask, Limit, Policy, RejectReason, Semaphore};
 
 use crate::support::eventually;
 #[cfg(feature = "redis")]
@@ -146,8 +146,8 @@ async fn empty(fleet: &impl Fleet) {
     eventually("nothing is stored", async || fleet.is_empty()).await;
 }
 
-/// A process that dies: everything in it stops at once, and nothing is released.
-fn die_holding(node: Semaphore, name: &'static str, policy: Policy, held: usize, waiting: usize) {
+/// A process with places of `x` dies: everything in it stops at once, and nothing is released.
+pub(crate) fn die_holding(node: Semaphore, ask: Ask, policy: Policy, held: usize, waiting: usize) {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -156,13 +156,13 @@ fn die_holding(node: Semaphore, name: &'static str, policy: Policy, held: usize,
             .unwrap();
         runtime.block_on(async {
             for _ in 0..held {
-                std::mem::forget(node.acquire(name, &policy).await.unwrap());
+                std::mem::forget(node.acquire(ask.clone(), &policy).await.unwrap());
             }
             for _ in 0..waiting {
-                std::mem::forget(tokio::spawn(node.acquire(name, &policy)));
+                std::mem::forget(tokio::spawn(node.acquire(ask.clone(), &policy)));
             }
             eventually("all are in", async || {
-                let seen = node.inspect(name).await.unwrap();
+                let seen = node.inspect("x").await.unwrap();
                 seen.in_use >= held as u64 && seen.waiting >= waiting as u64
             })
             .await;
@@ -414,7 +414,7 @@ async fn a_waiter_outlives_its_lease_while_its_process_lives(fleet: &impl Fleet)
 
 async fn a_dead_process_loses_its_permits_with_their_lease(fleet: &impl Fleet) {
     let policy = short_lease(2);
-    die_holding(fleet.node(), "x", policy.clone(), 2, 0);
+    die_holding(fleet.node(), Ask::of("x"), policy.clone(), 2, 0);
     let began = Instant::now();
     let node = fleet.node();
     let waiters: Vec<_> = (0..2).map(|_| tokio::spawn(node.acquire("x", &policy))).collect();
@@ -432,7 +432,7 @@ async fn a_dead_waiter_is_passed_over(fleet: &impl Fleet) {
     let policy = short_lease(1);
     let node = fleet.node();
     let held = node.acquire("x", &policy).await.unwrap();
-    die_holding(fleet.node(), "x", policy.clone(), 0, 5);
+    die_holding(fleet.node(), Ask::of("x"), policy.clone(), 0, 5);
     let last = tokio::spawn(node.acquire("x", &policy));
     eventually("it waits", async || node.inspect("x").await.unwrap().waiting > 0).await;
     let began = Instant::now();

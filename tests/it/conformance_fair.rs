@@ -4,10 +4,14 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+#[cfg(feature = "redis")]
+use tokio::time::Instant;
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::{AcquireError, Ask, Name, Permit, Policy, RejectReason, Semaphore};
 
 use crate::conformance::Fleet;
+#[cfg(feature = "redis")]
+use crate::conformance::die_holding;
 use crate::support::eventually;
 #[cfg(feature = "redis")]
 use crate::support::redis::TestRedis;
@@ -260,6 +264,24 @@ async fn what_can_never_fit_holds_nobody_up_after_a_pause(fleet: &impl Fleet) {
     one.clear_limit("x").await.unwrap();
     drop(one.acquire(of(4), &policy).await.unwrap());
     nothing_left(fleet).await;
+}
+
+/// No hint shows that its process is gone, because it is not granted. A cluster cannot tell, so this is not one of all.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_dead_waiter_that_is_kept_back_is_passed_over() {
+    let fleet = TestRedis::start();
+    let lease = Duration::from_secs(60);
+    let policy = Policy::builder(4).wait_timeout(LONG).lease(lease).build().unwrap();
+    let node = fleet.node();
+    let held = node.acquire(by("a"), &policy).await.unwrap();
+    die_holding(fleet.node(), by("b").cost(4), policy.clone(), 0, 3);
+    let began = Instant::now();
+    let behind = node.acquire(by("c").cost(2), &policy).await.unwrap();
+    let took = began.elapsed();
+    assert!(took < lease / 4, "{took:?}");
+    drop((held, behind));
+    nothing_left(&fleet).await;
 }
 
 async fn each_request_is_judged_by_its_own_limit(fleet: &impl Fleet) {

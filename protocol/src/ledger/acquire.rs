@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::fair::next_in_line;
+use super::promote::Silent;
 use super::{Caller, Ledger, PlaceStatus, Post, Reply};
 use crate::claim::Claim;
 use crate::id::{NodeId, PlaceId};
@@ -52,7 +53,7 @@ impl Ledger {
             // It may be full: waiting places go first, then the newcomers.
             budget = self.sweep(caller.now);
             let most = self.most(caller, !leaving.is_empty());
-            reply.granted = self.promote(caller, most, budget, post);
+            reply.granted = self.promote(caller, most, budget, Silent::NOT_EXAMINED, post);
             let is_first = self.waiting() == 0;
             let others = if caller.recalls && is_first && max_queue.is_some_and(|max| max > 0) {
                 self.used_last(caller.node)

@@ -36,6 +36,7 @@
 mod acquire;
 mod budgets;
 mod fair;
+mod fit;
 mod promote;
 mod reply;
 mod starts;
@@ -46,6 +47,7 @@ use std::hash::{Hash, Hasher};
 use self::budgets::Budgets;
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, OfPlaces, ticket_of};
+use self::promote::Silent;
 pub use self::reply::{Grant, Hint, PlaceStatus, RateUsage, Reply, Usage};
 use self::starts::Starts;
 use super::bound::Bound;
@@ -353,7 +355,7 @@ impl Ledger {
         }
         let budget = self.sweep(caller.now);
         let most = self.most(caller, true);
-        let granted = self.promote(caller, most, budget, post);
+        let granted = self.promote(caller, most, budget, Silent::NOT_EXAMINED, post);
         let more = self.stopped_early(caller, most, budget);
         let opens_in = if more { 0 } else { self.opens_in_ms(caller, most) };
         Reply { granted, more, opens_in, ..Reply::default() }
@@ -402,7 +404,8 @@ impl Ledger {
         }
         self.settle(caller.now);
         self.rouse(caller.now);
-        reply.granted = self.promote(caller, caller.limit.into(), budget, post);
+        let silent = Silent::behind(reply.lease_end);
+        reply.granted = self.promote(caller, caller.limit.into(), budget, silent, post);
         self.close(caller, budget, &mut reply);
         reply
     }
@@ -469,7 +472,8 @@ impl Ledger {
         }
         self.settle(caller.now);
         self.rouse(caller.now);
-        reply.granted = self.promote(caller, caller.limit.into(), budget, post);
+        let most = caller.limit.into();
+        reply.granted = self.promote(caller, most, budget, Silent::NOT_EXAMINED, post);
         self.close(caller, budget, &mut reply);
         reply
     }

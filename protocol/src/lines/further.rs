@@ -358,7 +358,7 @@ impl<I: Copy + Ord> Lines<I> {
         for (i, claim) in left.iter().enumerate() {
             let is_first = left[..i].iter().all(|before| before.tenant() != claim.tenant());
             if is_first && claim.has_tenant() {
-                self.retime(claim.tenant(), claim.weight(), now, &mut spots, of);
+                self.retime(claim.tenant(), now, &mut spots, of);
             }
         }
         spots.extend(left.iter().flat_map(|claim| spots_of(*claim)));
@@ -371,21 +371,18 @@ impl<I: Copy + Ord> Lines<I> {
     }
 
     /// `spots`: gets those where another line can be the first now.
-    fn retime(
-        &mut self,
-        tenant: Tenant,
-        weight: u32,
-        now: u64,
-        spots: &mut Vec<Spot>,
-        of: &impl Register<I>,
-    ) {
+    fn retime(&mut self, tenant: Tenant, now: u64, spots: &mut Vec<Spot>, of: &impl Register<I>) {
         let units = self.units_of(tenant);
         for line in self.further.lines_of(tenant, now) {
             if self.is_asleep(line) {
                 self.settle_further(line, now, of);
                 continue;
             }
-            let stands = match self.further.lines.get(&line).and_then(|line| line.stands) {
+            let Some(known) = self.further.lines.get(&line) else { continue };
+            let Some((_, head)) = known.queue.first() else { continue };
+            // Its own weight: that of its tenant may have been changed since the place came that left.
+            let weight = of.claim_of(*head).weight();
+            let stands = match known.stands {
                 Some(Stands::InTurn(bits)) => {
                     let before = f64::from_bits(bits);
                     let class = class_of(before);

@@ -7,7 +7,7 @@ use super::wire::Lua;
 use super::{Asks, History, Of, Pick, Proof, SMALL_WORK, Step, Terms, Time, history, run};
 
 /// Wrong versions of the scripts: file, text, and its replacement.
-const MUTANTS: [(&str, &str, &str); 88] = [
+const MUTANTS: [(&str, &str, &str); 93] = [
     ("acquire", "all = all - redis.call('ZREM', key, unpack(m", "redis.call('ZREM', key, unpack(m"),
     ("acquire", "all = all - redis.call('ZREM', key, unpack(A", "redis.call('ZREM', key, unpack(A"),
     ("acquire", "queued .. members[i]", "members[i]"),
@@ -113,6 +113,11 @@ const MUTANTS: [(&str, &str, &str); 88] = [
     ("recall", "[node] = true", ""),
     ("recall", "'^(%w+):'", "'^~?(%w+):'"),
     ("recall", "    told[to] = true\n", ""),
+    ("promote", "if silent_before and next_room > 0 and budget > 0 then kept = head end", ""),
+    ("promote", "if is_plain then lost[#lost + 1] = queued .. kept end", ""),
+    ("promote", "if next_f == 0 then queue = queue - 1 end", ""),
+    ("promote", "lease_end < silent_before then", "lease_end then"),
+    ("renew", "if counted then silent_before", "if false then silent_before"),
 ];
 
 /// The same for the bound on work.
@@ -129,7 +134,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 9] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 85] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 88] = [
     ("acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("acquire", "if units < limit and (each", "if units <= limit and (each"),
     ("acquire", "        if f > 0 then\n", "        if false then\n"),
@@ -278,6 +283,9 @@ const FAIR_MUTANTS: [(&str, &str, &str); 85] = [
     ),
     ("acquire", "    if status >= 1e14 then\n      --@recall", "    if true then\n      --@recall"),
     ("recall", "'(20000000000000'", "'(10000000000000'"),
+    ("promote", "if waits and silent_before and budget > 0 then kept = head end", ""),
+    ("promote", "      lost[#lost + 1] = kept\n", ""),
+    ("promote", "if next_f == 0 then queue = queue - 1 end", "queue = queue - 1"),
 ];
 
 /// The same for the bound on work.
@@ -311,7 +319,7 @@ const RATE_MUTANTS: [(&str, &str, &str); 39] = [
     ("promote", "(never or sleeps) and (opens or in_use", "(never or sleeps) and (in_use"),
     ("promote", "next_cost > next_room or opens == math.huge\n", "next_cost > next_room\n"),
     ("promote", "if not is_plain then start(id) end", ""),
-    ("promote", "    undo(lost)\n", ""),
+    ("promote", "if not is_plain then undo(lost) end", ""),
     ("acquire", "if has_claim then start(id) end", "if digits then start(id) end"),
     ("acquire", "        for i = first, last do start(ARGV[i]) end\n", ""),
     (
@@ -454,9 +462,9 @@ const ASLEEP_MUTANTS: [(&str, &str, &str); 28] = [
 ];
 
 /// The same for places with further limits.
-const FURTHER_MUTANTS: [(&str, &str, &str); 30] = [
+const FURTHER_MUTANTS: [(&str, &str, &str); 31] = [
     ("further", "for _, spot in ipairs(spots) do come_back(spot) end", ""),
-    ("further", "retime(f, tonumber(sub(id, -10, -9), 36), spots)", ""),
+    ("further", "      retime(f, spots)\n", ""),
     ("further", "        add(spots, spot)\n", ""),
     ("further", "used(spot) + terms.cost > cap then", "false then"),
     ("further", "if was < rank and further.passed < 16 then", "if false then"),
@@ -502,6 +510,7 @@ const FURTHER_MUTANTS: [(&str, &str, &str); 30] = [
     ("promote", "  if further then further.flush() end\n  if at", "  if at"),
     ("further", "{}, is_alone and count_of_turns == 0", "{}, true"),
     ("further", "may_wait, unwritten = false, last_turn", "unwritten = last_turn"),
+    ("further", "local weight = head and terms_of(head).weight", "local weight = 1"),
 ];
 
 /// The same for the bound on work.
