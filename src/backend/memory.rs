@@ -268,18 +268,14 @@ impl Queries for MemoryBackend {
         ready(Ok(listing.unwrap_or_else(none))).boxed()
     }
 
-    fn list(&self, _: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+    fn list(&self, _: &Arc<str>, from: Option<&str>, most: u32) -> Query<Names> {
         let (mut names, now) = (Vec::new(), self.shared.now());
         for part in self.shared.ledgers.parts() {
             let held = part.iter().filter(|(_, ledger)| has_places(ledger, now));
             names.extend(held.map(|(name, _)| Arc::clone(name)));
         }
         names.sort_unstable();
-        let all = names.len() as u64;
-        let passed = usize::try_from(from).unwrap_or(usize::MAX);
-        let names: Vec<_> = names.into_iter().skip(passed).take(most as usize).collect();
-        let next = from.saturating_add(names.len() as u64);
-        ready(Ok(Names { names, next: if next < all { next } else { 0 } })).boxed()
+        ready(page(names, from, most)).boxed()
     }
 
     fn overrides(&self, _: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
@@ -345,6 +341,15 @@ fn is_unused(ledger: &Arc<Mutex<Ledger>>, now: u64) -> bool {
 
 /// The most budgets that a listing has.
 const BUDGETS_MAX: usize = 100;
+
+/// A page of all names, from a position on, which is how many are passed.
+fn page(names: Vec<Arc<str>>, from: Option<&str>, most: u32) -> Result<Names, QueryError> {
+    let passed = from.map_or(Ok(0), str::parse).map_err(|_| QueryError::of_position(from))?;
+    let all = names.len();
+    let names: Vec<_> = names.into_iter().skip(passed).take(most as usize).collect();
+    let next = passed.saturating_add(names.len());
+    Ok(Names { names, next: (next < all).then(|| next.to_string().into()) })
+}
 
 fn list(ledger: &Ledger, now: u64, most: u32, rate: Option<BoundRate>) -> Listing {
     let mut places: Vec<_> =

@@ -3,14 +3,15 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{
-    AddressedCall, AfterLoss, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox,
-    MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
+    AddressedCall, AfterLoss, Answer, Answers, Backend, Change, Connection, Embedded, Listing,
+    Mailbox, MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo,
+    Shard,
 };
 use crate::error::BackendError;
 use crate::protocol::{BoundRate, NodeId, PlaceId, Time};
@@ -220,10 +221,7 @@ impl Connection for MemoryConnection {
         .boxed()
     }
 
-    fn send(
-        &self,
-        calls: Arc<[AddressedCall]>,
-    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(&self, calls: Arc<[AddressedCall]>) -> Answers {
         let (is_open, memory) = (self.is_open(), self.memory.clone());
         async move {
             if !is_open {
@@ -231,10 +229,11 @@ impl Connection for MemoryConnection {
             }
             let answer = |AddressedCall { key, node, call }: &AddressedCall| {
                 let counter = memory.counter(key, Instant::now());
-                Answer::Reply { reply: counter.call(*node, call, Time::ZERO), late: false }
+                Answer::from(counter.call(*node, call, Time::ZERO))
             };
-            Ok(calls.iter().map(answer).collect())
+            Ok(calls.iter().map(answer).enumerate().collect())
         }
+        .into_stream()
         .boxed()
     }
 }
@@ -244,7 +243,7 @@ impl Queries for MemoryConnection {
         self.ask(|memory| memory.inspect(key, most, rate))
     }
 
-    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+    fn list(&self, key: &Arc<str>, from: Option<&str>, most: u32) -> Query<Names> {
         self.ask(|memory| memory.list(key, from, most))
     }
 

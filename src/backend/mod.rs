@@ -43,10 +43,12 @@ pub use self::redis::TlsSettings;
 pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisBackend, RedisBackendBuilder};
+#[cfg(feature = "redis")]
+pub(crate) use self::seam::InOrder;
 pub(crate) use self::seam::{
-    ALL_NAMES, AddressedCall, Answer, Backend, Change, Connection, Counter, Embedded, Listing,
-    Mailbox, Names, OVERRIDES, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo,
-    Shard,
+    ALL_NAMES, AddressedCall, Answer, Answers, Backend, Change, Connection, Counter, Embedded,
+    Listing, Mailbox, Names, OVERRIDES, Overrides, PeerMessage, Queries, Query, QueryError,
+    ServerInfo, Shard,
 };
 /// The version of `deadpool-redis` whose pools [`RedisBackend::from_pool`] accepts: 0.23, with `redis` 1 as
 /// `deadpool_redis::redis`.

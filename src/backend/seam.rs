@@ -10,12 +10,16 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 pub use super::overrides::{Change, Overrides};
 pub use super::peer_message::PeerMessage;
 use crate::error::BackendError;
 use crate::protocol::{Adapted, BoundRate, Call, Hint, NodeId, PlaceId, RateUsage, Reply, Time};
+use crate::sync::{Mutex, lock};
 
 /// Stands for the overrides in place of a name. No encoded name is equal to it.
 pub const OVERRIDES: &str = "!overrides";
@@ -124,23 +128,23 @@ pub trait Connection: Queries {
         None
     }
 
-    /// Sends calls in one batch, to be carried out in order. Returns one answer for each.
+    /// Sends calls in one batch. Returns one answer for each, as they come.
     ///
-    /// Batches are polled in the order in which they were sent.
+    /// Batches are polled for the first time in the order in which they were sent. The calls of one key are carried out in
+    /// order, and answered in order, over all batches: see [`InOrder`]. Those of other keys need not wait for them.
     ///
     /// # Cancel safety
     ///
-    /// A batch whose future is dropped may or may not be carried out.
-    ///
-    /// # Errors
-    ///
-    /// If the connection is lost. Any of the calls may have been carried out, and the connection is of no further
-    /// use.
-    fn send(
-        &self,
-        calls: Arc<[AddressedCall]>,
-    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>>;
+    /// A batch whose answers are dropped may or may not be carried out.
+    fn send(&self, calls: Arc<[AddressedCall]>) -> Answers;
 }
+
+/// The answers to a batch, in parts that come together: each with the index of its call.
+///
+/// # Errors
+///
+/// If the connection is lost. Any of the calls may have been carried out, and the connection is of no further use.
+pub type Answers = BoxStream<'static, Result<Vec<(usize, Answer)>, BackendError>>;
 
 /// A backend in this process, without a connection: each call is answered when it returns.
 pub trait Embedded: Queries {
@@ -168,8 +172,9 @@ pub trait Queries: Send + Sync + 'static {
     /// listed place whose lease ends last, of those that have one.
     fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing>;
 
-    /// Lists the names of semaphores in use, about `most` of them, from the position `from` on; 0 is the start.
-    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names>;
+    /// Lists the names of semaphores in use, about `most` of them, from a position on; `None` is the start. A position may
+    /// come from outside, and is then an error if the backend did not write it.
+    fn list(&self, key: &Arc<str>, from: Option<&str>, most: u32) -> Query<Names>;
 
     /// Reads what is set in place of policies, and paused; `None` if nothing changed since the version `known`.
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>>;
@@ -200,6 +205,13 @@ pub enum QueryError {
 }
 
 impl QueryError {
+    /// A position for [`Queries::list`] that the backend did not write.
+    pub(crate) fn of_position(from: Option<&str>) -> Self {
+        let text =
+            format!("position {:?}; expected one that a list ended with", from.unwrap_or(""));
+        Self::Failed(BackendError::call(text))
+    }
+
     /// The error, if it means that the connection is of no further use.
     pub(crate) fn of_connection(&self) -> Option<&BackendError> {
         match self {
@@ -260,6 +272,8 @@ pub enum Answer {
         reply: Reply,
         /// Whether calls that were sent later may have been carried out before this one.
         late: bool,
+        /// From when on the leases count that it gives; `None`: from the sending of the batch.
+        leases_from: Option<Instant>,
     },
     /// This call failed, and may or may not have been carried out. Others of its batch may have succeeded.
     Failed(BackendError),
@@ -267,6 +281,41 @@ pub enum Answer {
     Refused(BackendError),
     /// Nothing was done: another server counts this semaphore now. Ask [`Backend::shard`] again.
     Moved,
+}
+
+impl From<Reply> for Answer {
+    fn from(reply: Reply) -> Self {
+        Self::Reply { reply, late: false, leases_from: None }
+    }
+}
+
+/// Keeps the answers to the batches of a connection in order, where the calls of a batch are answered together.
+#[derive(Debug, Default)]
+pub struct InOrder {
+    /// Closed once the last batch is answered.
+    last: Mutex<Option<oneshot::Receiver<()>>>,
+}
+
+impl InOrder {
+    /// Returns what a batch answers, once those before it are answered. The future sends the batch when it is polled for
+    /// the first time.
+    pub fn answer(
+        &self,
+        answer: impl Future<Output = Result<Vec<(usize, Answer)>, BackendError>> + Send + 'static,
+    ) -> Answers {
+        let (done, is_done) = oneshot::channel();
+        let before = lock(&self.last).replace(is_done);
+        let answers = async move {
+            let answers = answer.await;
+            if let Some(before) = before {
+                // It is never sent to: an error says that the batch is answered, or was dropped.
+                _ = before.await;
+            }
+            drop(done);
+            answers
+        };
+        answers.into_stream().boxed()
+    }
 }
 
 /// The holders and waiters of a semaphore at one moment by the backend's clock.
@@ -291,8 +340,9 @@ pub struct Listing {
 pub struct Names {
     /// Their names. A name can appear in two answers.
     pub names: Vec<Arc<str>>,
-    /// The position to continue from; 0 if there are no more.
-    pub next: u64,
+    /// The position to continue from, as the backend writes it: not `0`, and of letters, digits and `%-._~`. `None`: there
+    /// are no more.
+    pub next: Option<Arc<str>>,
 }
 
 /// Receives messages for one process.
@@ -306,7 +356,8 @@ pub trait Mailbox: Send + Sync {
     /// requests are given back. Never blocks.
     ///
     /// Called where an acquire that [recalls](Call::recalls) finds no permit free, and its newcomers are the
-    /// first to wait. Like a hint, it may arrive late, twice or never; without it, requests of this process are granted
+    /// first to wait; and where the first of them has to wait on, and has missed its renewals: what matters then is whether
+    /// anybody listens. Like a hint, it may arrive late, twice or never; without it, requests of this process are granted
     /// ahead of the other's for at most 50 ms. Hints and replies should be delivered in the order in which they were
     /// made: who else waits is concluded from them.
     fn recall(&self, name: &str);

@@ -80,7 +80,7 @@ fn values_can_be_copied_or_cloned() {
     is_clone::<Holder>();
     is_clone::<Waiter>();
     is_free::<Page>();
-    is_copy::<Cursor>();
+    is_clone::<Cursor>();
     is_clone::<Listed>();
     // It is put into extensions, which need all of these.
     is_free::<Refusal>();

@@ -20,7 +20,7 @@ use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::backend::RedisBackend;
 #[cfg(feature = "redis")]
 use tower_semaphore::backend::seam::{
-    AddressedCall, Answer, Connection, Listing, Mailbox, Names, PeerMessage, QueryError,
+    AddressedCall, Answers, Connection, Listing, Mailbox, Names, PeerMessage, QueryError,
     ServerInfo, Shard,
 };
 use tower_semaphore::backend::seam::{Backend, Change, OVERRIDES, Overrides, Queries, Query};
@@ -582,10 +582,7 @@ impl Connection for AskedTwiceConnection {
         self.0.drive()
     }
 
-    fn send(
-        &self,
-        calls: Arc<[AddressedCall]>,
-    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(&self, calls: Arc<[AddressedCall]>) -> Answers {
         self.0.send(calls)
     }
 }
@@ -601,7 +598,7 @@ impl Queries for AskedTwiceConnection {
         self.0.inspect(key, most, rate)
     }
 
-    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+    fn list(&self, key: &Arc<str>, from: Option<&str>, most: u32) -> Query<Names> {
         self.0.list(key, from, most)
     }
 

@@ -14,8 +14,8 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout};
 use tower_semaphore::BackendError;
 use tower_semaphore::backend::seam::{
-    AddressedCall, Answer, Backend, Change, Connection, Listing, Mailbox, Names, Overrides,
-    PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
+    self, AddressedCall, Answer, Backend, Change, Connection, InOrder, Listing, Mailbox, Names,
+    Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use tower_semaphore_protocol::{
     Adapted, Adaptive, Adjustment, BoundRate, Call, Caller, Grant, Ledger, NodeId, Op, PlaceId,
@@ -558,7 +558,8 @@ impl Backend for SimBackend {
                 port.send(lane, Outgoing::Connect(server));
             }
             let info = ServerInfo::default();
-            let mut opening = SimLane { port: Arc::clone(&port), lane, server: info };
+            let mut opening =
+                SimLane { port: Arc::clone(&port), lane, server: info, order: InOrder::default() };
             let opened = timeout(CONNECT_TIMEOUT, Opening(&port, lane)).await;
             let late = || Err(BackendError::connection("no connection in time"));
             match opened.unwrap_or_else(|_| late())? {
@@ -608,6 +609,7 @@ pub struct SimLane {
     port: Arc<Port>,
     lane: u64,
     server: ServerInfo,
+    order: InOrder,
 }
 
 impl Connection for SimLane {
@@ -633,23 +635,24 @@ impl Connection for SimLane {
         self.port.state().lanes.get(&self.lane)?.heard_at
     }
 
-    fn send(
-        &self,
-        calls: Arc<[AddressedCall]>,
-    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(&self, calls: Arc<[AddressedCall]>) -> seam::Answers {
         let mut calls = calls.to_vec();
         if self.port.planted == Some(Planted::ReleasesAgain) {
             self.port.release_again(&mut calls);
         }
         let sending = self.begin(&calls.into_iter().map(Request::Call).collect());
         let answer = |response| match response {
-            Response::Reply { reply, late } => Answer::Reply { reply: *reply, late },
+            Response::Reply { reply, late } => {
+                Answer::Reply { reply: *reply, late, leases_from: None }
+            }
             Response::Moved => Answer::Moved,
             Response::Failed(error) => Answer::Failed(error),
             Response::Refused(error) => Answer::Refused(error),
             other => Answer::Failed(BackendError::call(format!("{other:?}"))),
         };
-        sending.map(move |answers| Ok(answers?.into_iter().map(answer).collect())).boxed()
+        self.order.answer(
+            sending.map(move |answers| Ok(answers?.into_iter().map(answer).enumerate().collect())),
+        )
     }
 }
 
@@ -661,7 +664,8 @@ impl Queries for SimLane {
         })
     }
 
-    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+    fn list(&self, key: &Arc<str>, from: Option<&str>, most: u32) -> Query<Names> {
+        let from = from.map_or(0, |from| from.parse().unwrap());
         self.ask(key, Question::List { from, most }, |response| match response {
             Response::Names(names) => Ok(names),
             other => Err(other),
@@ -1488,7 +1492,8 @@ impl Store {
         let passed = usize::try_from(from).unwrap_or(usize::MAX);
         let names: Vec<_> = all.iter().skip(passed).take(most as usize).cloned().collect();
         let next = from.saturating_add(names.len() as u64);
-        Response::Names(Names { names, next: if next < all.len() as u64 { next } else { 0 } })
+        let next = (next < all.len() as u64).then(|| next.to_string().into());
+        Response::Names(Names { names, next })
     }
 
     /// Returns all places whose leases run: their name, their process, and whether they wait.

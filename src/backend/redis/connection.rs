@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all, try_join_all};
+use futures_util::future::{BoxFuture, join_all, ready, try_join_all};
 use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::task::coop::unconstrained;
 use tokio::time::Instant;
@@ -23,8 +23,8 @@ use super::scripts::By;
 use super::sentinel::Sentinel;
 use super::{error, queries};
 use crate::backend::{
-    AddressedCall, Answer, Change, Connection, Listing, Names, Overrides, PeerMessage, Queries,
-    Query, QueryError, ServerInfo, Shard,
+    AddressedCall, Answer, Answers, Change, Connection, InOrder, Listing, Names, Overrides,
+    PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
 use crate::protocol::{BoundRate, NodeId, PlaceId};
@@ -33,6 +33,8 @@ use crate::protocol::{BoundRate, NodeId, PlaceId};
 pub(super) struct RedisConnection {
     pub(super) connection: Multiplexed,
     pub(super) server: ServerInfo,
+    /// A batch that is sent again in part is answered before those behind it.
+    pub(super) order: InOrder,
     /// Drives the connection, unless that has a task of its own: then it is not known when it is closed, and no hints
     /// arrive. Taken by [`drive`](Connection::drive).
     pub(super) driver: Mutex<Option<Driver>>,
@@ -87,19 +89,16 @@ impl Connection for RedisConnection {
         self.connection.heard_at()
     }
 
-    fn send(
-        &self,
-        calls: Arc<[AddressedCall]>,
-    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(&self, calls: Arc<[AddressedCall]>) -> Answers {
         let (mut connection, member) = (self.connection.clone(), self.member.clone());
-        async move {
+        self.order.answer(async move {
             let counted = member.is_none();
             let command = |i: usize, by| calls::command(&calls[i], by, counted);
             let (values, late) =
                 run(&mut connection, member.as_ref(), calls.len(), command).await?;
             let mut answers = Vec::with_capacity(values.len());
             for (i, (call, value)) in calls.iter().zip(values).enumerate() {
-                answers.push(match value {
+                let answer = match value {
                     Value::ServerError(error) => {
                         let error = error.into();
                         let did_nothing = error::did_nothing(&error);
@@ -110,11 +109,11 @@ impl Connection for RedisConnection {
                         }
                     }
                     value => calls::answer(call, &value, late.contains(&i)),
-                });
+                };
+                answers.push((i, answer));
             }
             Ok(answers)
-        }
-        .boxed()
+        })
     }
 }
 
@@ -123,8 +122,11 @@ impl Queries for RedisConnection {
         self.query(queries::inspect(key, most, rate))
     }
 
-    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
-        self.query(queries::list(key, from, most))
+    fn list(&self, key: &Arc<str>, from: Option<&str>, most: u32) -> Query<Names> {
+        match from.map_or(Ok(0), |from| from.parse()) {
+            Ok(from) => self.query(queries::list(key, from, most)),
+            Err(_) => ready(Err(QueryError::of_position(from))).boxed(),
+        }
     }
 
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {

@@ -6,8 +6,8 @@
 use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use futures_util::FutureExt;
 use futures_util::future::{Either, ready, select};
+use futures_util::{FutureExt, TryStreamExt};
 use redis::{
     AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, cmd,
 };
@@ -18,7 +18,7 @@ use super::endpoint::Endpoint;
 use super::keys::Keys;
 use super::multiplexed::{Driver, Multiplexed};
 use super::{Caller, RedisBackend, Servers, error, info, messages, scripts};
-use crate::backend::{AddressedCall, Answer, Connection, OVERRIDES, Shard};
+use crate::backend::{AddressedCall, Answer, Connection, InOrder, OVERRIDES, Shard};
 use crate::error::BackendError;
 use crate::name::Name;
 use crate::protocol::{Call, Ids, NodeId, Op, PlaceId};
@@ -113,7 +113,14 @@ impl RedisBackend {
     ) -> Result<RedisConnection, BackendError> {
         let server = self.in_time(info::ask(&mut connection)).await??;
         let driver = Mutex::default();
-        let mut opened = RedisConnection { connection, server, driver, member, named: None };
+        let mut opened = RedisConnection {
+            connection,
+            server,
+            order: InOrder::default(),
+            driver,
+            member,
+            named: None,
+        };
         // Refusals are ignored: without the right to load scripts, each is sent in full, once.
         let scripts = scripts::load();
         let count = scripts.len();
@@ -156,7 +163,7 @@ impl RedisBackend {
             node,
             call: Call { for_all: true, ..Call::of(op) },
         });
-        for answer in self.in_time(opened.send(Arc::from(calls))).await?? {
+        for (_, answer) in self.in_time(opened.send(Arc::from(calls)).try_concat()).await?? {
             if let Answer::Failed(error) | Answer::Refused(error) = answer {
                 return Err(BackendError::connection(error.to_string()).with_source(error));
             }

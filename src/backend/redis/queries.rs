@@ -236,7 +236,8 @@ fn names(pattern: &str, items: &[Value]) -> Option<Names> {
         names.extend(key.and_then(|key| key.strip_prefix(before)?.strip_suffix(after)));
     }
     let names = names.into_iter().map(Into::into).collect();
-    Some(Names { names, next: number(next)? })
+    let next: u64 = number(next)?;
+    Some(Names { names, next: (next > 0).then(|| next.to_string().into()) })
 }
 
 /// Decodes the hash of the overrides. Skips fields that this version cannot read, which a later one may have written.

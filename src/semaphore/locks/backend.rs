@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 
-use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending, ready};
+use futures_util::{FutureExt, StreamExt};
 use tokio::time::Instant;
 
 use crate::backend::{
-    AddressedCall, Answer, Backend, Change, Connection, Counter, Embedded, Listing, Mailbox,
-    MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
+    AddressedCall, Answer, Answers, Backend, Change, Connection, Counter, Embedded, Listing,
+    Mailbox, MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
 };
 use crate::error::BackendError;
 use crate::protocol::{BoundRate, NodeId, Op, PlaceId, Reply, Time};
@@ -147,21 +147,18 @@ impl Connection for TestBackend {
         pending().boxed()
     }
 
-    fn send(
-        &self,
-        calls: Arc<[AddressedCall]>,
-    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(&self, calls: Arc<[AddressedCall]>) -> Answers {
         let backend = self.clone();
         let answers = async move {
             let answer = |AddressedCall { key, node, call }: &AddressedCall| {
                 let counter = backend.0.memory.counter(key, Instant::now());
                 let carry_out = || counter.call(*node, call, Time::ZERO);
                 let reply = backend.checked(*node, call, carry_out);
-                Answer::Reply { reply, late: false }
+                Answer::from(reply)
             };
-            Ok(calls.iter().map(answer).collect())
+            Ok(calls.iter().map(answer).enumerate().collect())
         };
-        answers.boxed()
+        answers.into_stream().boxed()
     }
 }
 
@@ -170,7 +167,7 @@ impl Queries for TestBackend {
         self.0.memory.inspect(key, most, rate)
     }
 
-    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+    fn list(&self, key: &Arc<str>, from: Option<&str>, most: u32) -> Query<Names> {
         self.0.memory.list(key, from, most)
     }
 

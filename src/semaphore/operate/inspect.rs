@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 
@@ -247,7 +248,8 @@ impl Semaphore {
         let (mut found, mut away, mut next) = (Vec::new(), Vec::new(), from);
         for _ in 0..PIECES_MAX {
             let Some(server) = servers.get(next.server) else { break };
-            let names = node.query(Some(server), &key, |server| server.list(&key, next.at, most));
+            let at = next.at.as_deref();
+            let names = node.query(Some(server), &key, |server| server.list(&key, at, most));
             let then = match names.await {
                 Ok(Names { names, next }) => {
                     found.extend(names.iter().filter_map(|name| Name::from_stored(name)));
@@ -256,14 +258,11 @@ impl Semaphore {
                 Err(error) if servers.len() == 1 => return Err(error),
                 Err(error) => {
                     away.push(error);
-                    0
+                    None
                 }
             };
-            next = if then == 0 {
-                Cursor { server: next.server + 1, at: 0 }
-            } else {
-                Cursor { at: then, ..next }
-            };
+            let server = if then.is_none() { next.server + 1 } else { next.server };
+            next = Cursor { server, at: then };
             if !found.is_empty() {
                 break;
             }
@@ -352,7 +351,7 @@ impl Semaphore {
     }
 }
 
-/// The start of a page of [`Semaphore::list`]. Its text, two numbers with a dash, can stand in a URL.
+/// The start of a page of [`Semaphore::list`]. Its text, a number and a position with a dash, can stand in a URL.
 ///
 /// # Examples
 ///
@@ -363,17 +362,20 @@ impl Semaphore {
 /// assert_eq!(cursor.to_string(), "0-17");
 /// # Ok::<_, tower_semaphore::ConfigError>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Cursor {
     /// The index of the server.
     server: usize,
-    /// The cursor of that server.
-    at: u64,
+    /// The position there, as the backend writes it; `None`: the beginning.
+    at: Option<Arc<str>>,
 }
+
+/// The longest position, in bytes: a name that is encoded.
+const POSITION_MAX: usize = 200;
 
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.server, self.at)
+        write!(f, "{}-{}", self.server, self.at.as_deref().unwrap_or("0"))
     }
 }
 
@@ -383,7 +385,11 @@ impl FromStr for Cursor {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let read = || {
             let (server, at) = text.split_once('-')?;
-            Some(Self { server: server.parse().ok()?, at: at.parse().ok()? })
+            let is_position = !at.is_empty()
+                && at.len() <= POSITION_MAX
+                && at.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"%-._~".contains(&byte));
+            let at = is_position.then_some(at)?;
+            Some(Self { server: server.parse().ok()?, at: (at != "0").then(|| at.into()) })
         };
         read().ok_or_else(|| {
             ConfigError::new(format!(

@@ -350,3 +350,40 @@ async fn a_first_call_passes_no_pause_because_questions_are_lost() {
         other => panic!("the first call passed a pause: {other:?}"),
     }
 }
+
+/// Two names, one of which the server takes its time for, and a permit of the other.
+async fn while_one_is_hot() -> (Arc<World>, Semaphore, impl Future<Output = Permit>, Permit) {
+    let (world, semaphore) = one_process(settled());
+    drop(semaphore.acquire("warm", &policy(LEASE)).await.unwrap());
+    world.set(|world| &world.is_hot, true);
+    let hot = tokio::spawn(semaphore.acquire("hot", &policy(LEASE)));
+    // Both are sent in one batch.
+    let quiet = semaphore.acquire("quiet", &policy(LEASE)).await.unwrap();
+    assert!(!hot.is_finished());
+    (world, semaphore, async { hot.await.unwrap().unwrap() }, quiet)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_takes_long_holds_up_no_other_name() {
+    let (world, semaphore, hot, quiet) = while_one_is_hot().await;
+    for _ in 0..30 {
+        drop(semaphore.acquire("other", &policy(LEASE)).await.unwrap());
+        sleep(Duration::from_millis(100)).await;
+    }
+    let connects = world.connects.load(Ordering::SeqCst);
+    world.set(|world| &world.is_hot, false);
+    world.cool.notify_waiters();
+    drop((hot.await, quiet));
+    assert_eq!(world.connects.load(Ordering::SeqCst), connects, "the connection is good");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_answered_of_a_batch_is_not_asked_for_again() {
+    let (world, semaphore, hot, quiet) = while_one_is_hot().await;
+    world.set(|world| &world.is_hot, false);
+    world.cut();
+    let hot = hot.await;
+    let seen = [semaphore.inspect("hot").await.unwrap(), semaphore.inspect("quiet").await.unwrap()];
+    assert_eq!(seen.map(|seen| (seen.in_use, seen.waiting)), [(1, 0); 2]);
+    drop((hot, quiet));
+}

@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::backend::{
-    AddressedCall, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend,
-    Names, OVERRIDES, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
+    AddressedCall, Answer, Answers, Backend, Change, Connection, Embedded, Listing, Mailbox,
+    MemoryBackend, Names, OVERRIDES, Overrides, PeerMessage, Queries, Query, QueryError,
+    ServerInfo, Shard,
 };
 use crate::error::BackendError;
 use crate::protocol::{BoundRate, NodeId, PlaceId, Time};
@@ -50,6 +51,9 @@ pub(super) struct World {
     pub(super) flaps: AtomicBool,
     /// Calls are not answered.
     pub(super) is_mute: AtomicBool,
+    /// Calls for `hot` are carried out and answered once `cool` is notified, behind the others of their batch.
+    pub(super) is_hot: AtomicBool,
+    pub(super) cool: Notify,
     /// How long each place of a call takes, in µs, and until when there is work.
     pub(super) place_us: AtomicUsize,
     pub(super) busy_until: Mutex<Option<Instant>>,
@@ -169,26 +173,45 @@ impl Connection for OneConnection {
         Some(busy_until?.min(Instant::now()))
     }
 
-    fn send(
-        &self,
-        calls: Arc<[AddressedCall]>,
-    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(&self, calls: Arc<[AddressedCall]>) -> Answers {
         let (world, is_b) = (Arc::clone(&self.world), self.is_b);
-        async move {
+        let sending = async move {
             if world.is(|world| &world.is_mute) {
                 return pending().await;
             }
             if let Some(done) = world.work(&calls) {
                 sleep_until(done).await;
             }
-            let memory = world.b_memory.as_ref().filter(|_| is_b).unwrap_or(&world.memory);
-            let answer = |AddressedCall { key, node, call }: &AddressedCall| {
-                let reply = memory.counter(key, Instant::now()).call(*node, call, Time::ZERO);
-                Answer::Reply { reply, late: false }
-            };
-            Ok(calls.iter().map(answer).collect())
-        }
-        .boxed()
+            Ok((world, calls))
+        };
+        let answered = move |world: Arc<World>, calls: Arc<[AddressedCall]>| {
+            let is_hot = world.is(|world| &world.is_hot);
+            let parts = [false, true].map(|of_hot| {
+                let (world, calls) = (Arc::clone(&world), Arc::clone(&calls));
+                async move {
+                    let these = |(_, call): &(usize, &AddressedCall)| {
+                        (is_hot && &*call.key == "hot") == of_hot
+                    };
+                    let these: Vec<_> = calls.iter().enumerate().filter(these).collect();
+                    if of_hot && !these.is_empty() {
+                        world.cool.notified().await;
+                    }
+                    let memory = world.b_memory.as_ref().filter(|_| is_b).unwrap_or(&world.memory);
+                    let answer = |(index, addressed): (usize, &AddressedCall)| {
+                        let AddressedCall { key, node, call } = addressed;
+                        let counter = memory.counter(key, Instant::now());
+                        (index, Answer::from(counter.call(*node, call, Time::ZERO)))
+                    };
+                    Ok(these.into_iter().map(answer).collect())
+                }
+            });
+            stream::iter(parts).then(|part| part)
+        };
+        sending
+            .into_stream()
+            .map_ok(move |(world, calls)| answered(world, calls))
+            .try_flatten()
+            .boxed()
     }
 }
 
@@ -211,7 +234,7 @@ impl Queries for OneConnection {
         self.ask(|memory| memory.inspect(key, most, rate))
     }
 
-    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+    fn list(&self, key: &Arc<str>, from: Option<&str>, most: u32) -> Query<Names> {
         self.ask(|memory| memory.list(key, from, most))
     }
 

@@ -8,7 +8,7 @@ use crate::backend::{AddressedCall, Answer};
 use crate::node::server::outbox::Purpose;
 use crate::node::shared_session::SharedSession;
 use crate::node::{Node, Server};
-use crate::protocol::session::Session;
+use crate::protocol::session::{Sent, Session};
 use crate::protocol::{Op, Time};
 
 /// The cost of a call without its places, as the number of places that keep a server busy for as long.
@@ -17,11 +17,13 @@ const CALL_COST: usize = 8;
 /// The calls of one write, until it is answered.
 pub(super) struct Batch {
     calls: Arc<[AddressedCall]>,
-    senders: Vec<(Arc<SharedSession>, u64)>,
+    /// Those of the calls that are not answered yet.
+    senders: Vec<Option<(Arc<SharedSession>, u64)>>,
     pub(super) sent: Instant,
     /// The same as a `Time`: the start of the leases that this write takes or renews.
     sent_at: Time,
     pub(super) purpose: Purpose,
+    unanswered: usize,
     /// The number of places, and [`CALL_COST`] for each call.
     pub(super) cost: usize,
 }
@@ -45,20 +47,31 @@ impl Batch {
             let room = room - cost;
             cost += collect_of(node, server, &shared, (purpose, room), sent_at, collected);
         }
-        let calls = (!calls.is_empty()).then(|| calls.into())?;
-        Some(Self { calls, senders, sent, sent_at, purpose, cost })
+        let calls: Arc<[_]> = (!calls.is_empty()).then(|| calls.into())?;
+        let (unanswered, senders) = (calls.len(), senders.into_iter().map(Some).collect());
+        Some(Self { calls, senders, sent, sent_at, purpose, unanswered, cost })
     }
 
     pub(super) fn calls(&self) -> Arc<[AddressedCall]> {
         Arc::clone(&self.calls)
     }
 
+    /// Whether all of its calls are answered.
+    pub(super) const fn is_answered(&self) -> bool {
+        self.unanswered == 0
+    }
+
     /// Passes answers to their sessions. Returns how many requests they may have woken.
-    pub(super) fn take_answers(&self, node: &Node, answers: Vec<Answer>) -> usize {
+    pub(super) fn take_answers(&mut self, node: &Node, answers: Vec<(usize, Answer)>) -> usize {
         let mut woken = 0;
         let (sent, now) = (self.sent_at, node.clock.now());
         let after = now.since(sent);
-        for ((addressed, sender), answer) in self.calls.iter().zip(&self.senders).zip(answers) {
+        for (index, answer) in answers {
+            let sender = self.senders.get_mut(index).and_then(Option::take);
+            let (Some(addressed), Some(sender)) = (self.calls.get(index), &sender) else {
+                continue;
+            };
+            self.unanswered -= 1;
             let (shared, stay) = sender;
             let op = &addressed.call.op;
             let fail = |error, handle: fn(&mut Session, &Op, Time)| {
@@ -73,7 +86,9 @@ impl Batch {
                         node.rehome(shared, true);
                     }
                 }
-                Answer::Reply { reply, late } => {
+                Answer::Reply { reply, late, leases_from } => {
+                    let leases_from = leases_from.map_or(sent, |from| node.clock.time(from));
+                    let sent = Sent::at(sent).late(late).leases_from(leases_from);
                     node.counts.meter.on_answer(op, true, after);
                     node.counts.meter.on_reply(op, &reply);
                     woken += reply.granted.len();
@@ -81,7 +96,7 @@ impl Batch {
                         woken += ids.len();
                     }
                     node.act_in(sender, now, None, |session, now| {
-                        session.handle_reply(op, &reply, late, sent, now);
+                        session.handle_reply(op, &reply, sent, now);
                     });
                 }
                 Answer::Failed(error) => fail(&error, Session::handle_call_error),
@@ -99,6 +114,7 @@ impl Batch {
     pub(super) fn abandon(self, node: &Node) {
         let now = Instant::now();
         for (addressed, sender) in self.calls.iter().zip(&self.senders) {
+            let Some(sender) = sender else { continue };
             let op = &addressed.call.op;
             node.counts.meter.on_unanswered(op, now - self.sent);
             node.act_in(sender, node.clock.time(now), None, |session, _| {

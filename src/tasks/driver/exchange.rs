@@ -9,16 +9,17 @@
 //! A connection is given up for silence, not for slowness: when a call, a question for overrides, or an operator's
 //! query is not answered in time, and nothing else was answered meanwhile, not even a part of a write.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{FuturesOrdered, FuturesUnordered};
+use futures_util::stream::{FuturesUnordered, SelectAll};
+use futures_util::{Stream, StreamExt};
 use tokio::sync::futures::Notified;
 use tokio::task::coop::unconstrained;
 use tokio::time::error::Elapsed;
@@ -27,7 +28,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use super::batch::Batch;
 use super::subtasks::{Subtasks, Which};
 use super::window::{Unanswered, Window};
-use crate::backend::{Answer, Connection, QueryError};
+use crate::backend::{Answer, Answers, Connection, QueryError};
 use crate::error::BackendError;
 use crate::node::overrides::refresh::Refresh;
 use crate::node::server::outbox::Purpose;
@@ -61,6 +62,21 @@ pub(crate) struct Broken {
     pub(crate) answered: u64,
 }
 
+/// The answers to the batch of this number.
+struct AnswersTo {
+    batch: u64,
+    answers: Answers,
+}
+
+impl Stream for AnswersTo {
+    type Item = (u64, Result<Vec<(usize, Answer)>, BackendError>);
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let batch = self.batch;
+        self.answers.poll_next_unpin(cx).map(|answers| Some((batch, answers?)))
+    }
+}
+
 /// One connection, with everything that is unanswered on it.
 struct Exchange<'a> {
     node: &'a Node,
@@ -68,8 +84,11 @@ struct Exchange<'a> {
     connection: &'a Arc<dyn Connection>,
     /// How long to wait for an answer.
     patience: Duration,
-    batches: VecDeque<Batch>,
-    answers: FuturesOrdered<BoxFuture<'static, Result<Vec<Answer>, BackendError>>>,
+    /// Those that are not wholly answered, in the order in which they were sent.
+    batches: BTreeMap<u64, Batch>,
+    answers: SelectAll<AnswersTo>,
+    /// The number of the next batch.
+    next: u64,
     window: Window,
     unanswered: Unanswered,
     refresh: Option<Refresh>,
@@ -95,8 +114,9 @@ pub(crate) async fn run(
         server,
         connection,
         patience,
-        batches: VecDeque::new(),
-        answers: FuturesOrdered::new(),
+        batches: BTreeMap::new(),
+        answers: SelectAll::new(),
+        next: 0,
         window: Window::new(patience, now),
         unanswered: Unanswered::default(),
         refresh: None,
@@ -158,7 +178,7 @@ impl<'a> Exchange<'a> {
             return Poll::Pending;
         }
         self.send_calls(subtasks);
-        if let Some(first) = self.batches.front()
+        if let Some(first) = self.first()
             && !std::mem::replace(&mut events.is_alarm_set, true)
         {
             events.alarm.as_mut().reset(first.sent + self.patience);
@@ -264,10 +284,12 @@ impl<'a> Exchange<'a> {
             while self.batches.len() < writes
                 && let Some(batch) = self.collect(purpose)
             {
-                self.answers.push_back(self.connection.send(batch.calls()));
+                let answers = self.connection.send(batch.calls());
+                self.answers.push(AnswersTo { batch: self.next, answers });
                 subtasks.wake(ANSWERS);
                 *self.unanswered.of(purpose) += batch.cost;
-                self.batches.push_back(batch);
+                self.batches.insert(self.next, batch);
+                self.next += 1;
             }
         }
     }
@@ -338,9 +360,14 @@ impl<'a> Exchange<'a> {
 
     /// Returns when the first unanswered batch must be answered, if there is one.
     fn first_is_due(&mut self) -> Result<Option<Instant>, BackendError> {
-        let Some(first) = self.batches.front() else { return Ok(None) };
+        let Some(first) = self.first() else { return Ok(None) };
         let due = first.sent.max(self.heard_at()) + self.patience;
         if due <= Instant::now() { Err(self.give_up()) } else { Ok(Some(due)) }
+    }
+
+    /// Returns the first batch that is not wholly answered.
+    fn first(&self) -> Option<&Batch> {
+        self.batches.first_key_value().map(|(_, batch)| batch)
     }
 
     /// Returns when the server last answered anything.
@@ -377,8 +404,8 @@ impl<'a> Exchange<'a> {
     /// Takes the answers to writes. Returns whether there were any.
     fn take_answers(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
         let mut any = false;
-        while let Poll::Ready(Some(answer)) = self.answers.poll_next_unpin(cx) {
-            self.take_answer(answer)?;
+        while let Poll::Ready(Some((batch, answers))) = self.answers.poll_next_unpin(cx) {
+            self.take_part(batch, answers?);
             any = true;
         }
         Ok(any)
@@ -394,21 +421,19 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    fn take_answer(
-        &mut self,
-        answer: Result<Vec<Answer>, BackendError>,
-    ) -> Result<(), BackendError> {
-        // A batch without an answer stays, so that `end` notifies its sessions.
-        let answers = answer?;
-        if let Some(batch) = self.batches.pop_front() {
-            self.answered_at = Instant::now();
+    /// Takes some of the answers to a batch. What is not answered stays, so that `end` notifies its sessions.
+    fn take_part(&mut self, number: u64, answers: Vec<(usize, Answer)>) {
+        let Entry::Occupied(mut entry) = self.batches.entry(number) else { return };
+        self.answered_at = Instant::now();
+        self.server.on_answer(self.answered_at);
+        let batch = entry.get_mut();
+        self.woken += batch.take_answers(self.node, answers);
+        if batch.is_answered() {
+            let batch = entry.remove();
             self.answered += 1;
-            self.server.on_answer(self.answered_at);
             *self.unanswered.of(batch.purpose) -= batch.cost;
             self.window.on_answer(batch.cost, batch.sent, self.answered_at);
-            self.woken += batch.take_answers(self.node, answers);
         }
-        Ok(())
     }
 
     /// Checks by an answer, or its absence, whether the connection works.
@@ -433,7 +458,7 @@ impl<'a> Exchange<'a> {
     /// Notifies the sessions whose calls remain unanswered.
     fn end(self) {
         let node = self.node;
-        self.batches.into_iter().for_each(|batch| batch.abandon(node));
+        self.batches.into_values().for_each(|batch| batch.abandon(node));
         if let Some(refresh) = self.refresh {
             refresh.abandon(node);
         }
