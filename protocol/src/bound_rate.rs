@@ -58,8 +58,19 @@ impl BoundRate {
         self.window_us() << self.doublings()
     }
 
-    const fn doublings(self) -> u64 {
+    /// How often the window is doubled for the time for which a grant is kept.
+    pub(crate) const fn doublings(self) -> u64 {
         self.0.get() >> (WINDOW_BITS + STARTS_BITS)
+    }
+
+    /// The rate of these parts; `None`: one of them is out of range.
+    pub(crate) fn of_parts(starts: u32, window_us: u64, doublings: u64) -> Option<Self> {
+        let rate = Self::new(starts, Duration::from_micros(window_us))?;
+        // 37 bits of the window and 27 doublings are 64 bits.
+        let kept_us =
+            (doublings <= u64::from(u64::BITS - WINDOW_BITS)).then(|| window_us << doublings)?;
+        Some(rate.kept_for(Duration::from_micros(kept_us)))
+            .filter(|rate| rate.doublings() == doublings)
     }
 
     /// The same rate, each grant of which is kept for its window.
@@ -95,10 +106,8 @@ impl BoundRate {
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text: &[u8; Self::LEN] = text.try_into().ok()?;
         let starts = u32::try_from(read_base36(&text[1..4])?).ok()?;
-        let rate = Self::new(starts, Duration::from_micros(read_base36(&text[4..12])?))?;
-        let kept_us = rate.window_us() << read_base36(&text[12..])?;
-        let rate = rate.kept_for(Duration::from_micros(kept_us));
-        (rate.text() == *text).then_some(rate)
+        let (window_us, doublings) = (read_base36(&text[4..12])?, read_base36(&text[12..])?);
+        Self::of_parts(starts, window_us, doublings).filter(|rate| rate.text() == *text)
     }
 }
 

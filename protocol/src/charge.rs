@@ -53,6 +53,11 @@ impl Charge {
         Self::new(first + hash % (last - first + 1), taken, burst)
     }
 
+    /// The charge of the budget with this number; `None`: there is no such number, or the rest is out of range.
+    pub(crate) fn of_number(number: u32, taken: u64, burst: u64) -> Option<Self> {
+        Self::new(number.into(), taken, burst).filter(|_| Self::is_number(number))
+    }
+
     fn new(number: u64, taken: u64, burst: u64) -> Option<Self> {
         let in_range = (1..=Self::BURST_MAX).contains(&burst) && taken <= burst;
         let packed = NonZeroU64::new(number << TAKEN_BITS | taken).filter(|_| in_range)?;
@@ -68,11 +73,14 @@ impl Charge {
     /// Reads the number of a budget: five digits to the base 36.
     #[must_use]
     pub fn parse_number(digits: &[u8]) -> Option<u32> {
-        let (first, last) = Self::TENANTS;
         let number = u32::try_from(read_base36(digits)?).ok().filter(|_| digits.len() == 5)?;
-        let is_number =
-            (1..=Self::NUMBER_MAX).contains(&number) || (first..=last).contains(&number);
-        is_number.then_some(number)
+        Self::is_number(number).then_some(number)
+    }
+
+    /// Whether a budget can have this number.
+    pub(crate) fn is_number(number: u32) -> bool {
+        let (first, last) = Self::TENANTS;
+        (1..=Self::NUMBER_MAX).contains(&number) || (first..=last).contains(&number)
     }
 
     /// Whether the budget is that of one tenant.

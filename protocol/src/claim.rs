@@ -27,6 +27,11 @@ impl Tenant {
     /// What stands for the tenant of the requests without one.
     pub const NOBODY: Self = Self(0);
 
+    /// The tenant with this number, 0 of nobody; `None`: there is none.
+    pub(crate) fn of_number(number: u64) -> Option<Self> {
+        u32::try_from(number).ok().filter(|number| *number <= Self::MAX).map(Self)
+    }
+
     /// The number, from 1 to [`MAX`](Self::MAX); 0 of nobody.
     #[must_use]
     pub const fn number(self) -> u32 {

@@ -66,6 +66,10 @@ impl NodeId {
         Self(number)
     }
 
+    pub(crate) const fn number(self) -> u64 {
+        self.0
+    }
+
     /// The text, as backends and ids of places have it.
     #[must_use]
     pub fn text(self) -> [u8; NODE_LEN] {

@@ -37,8 +37,8 @@ pub use self::claim::{Claim, LineId, Tenant};
 pub use self::further::{Further, FurtherLimit};
 pub use self::id::{IdText, Ids, NodeId, Numbered, ParsePlaceIdError, PlaceId};
 pub use self::ledger::{
-    Caller, FURTHER_WORK, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, RateUsage,
-    Reply, TICKET_MIN, Usage, WORK_MAX,
+    Caller, DecodeError, FURTHER_WORK, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post,
+    RateUsage, Reply, TICKET_MIN, Usage, WORK_MAX,
 };
 pub use self::overrides::{Mode, Override, Pause, PauseCause};
 pub use self::rate::Rate;

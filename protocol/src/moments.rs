@@ -31,6 +31,11 @@ impl<K: Copy + Ord, T: Copy + Ord> Moments<K, T> {
         self.by_key.iter().map(|(key, at)| (*key, *at))
     }
 
+    /// The same, the first moment first; those of one moment in the order of their keys.
+    pub(crate) fn by_time(&self) -> impl Iterator<Item = (T, K)> + '_ {
+        self.by_time.iter().copied()
+    }
+
     pub(crate) fn of(&self, key: K) -> Option<T> {
         self.by_key.get(&key).copied()
     }

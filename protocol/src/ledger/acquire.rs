@@ -126,7 +126,7 @@ impl Ledger {
         last: &mut u64,
     ) -> PlaceStatus {
         let (waiting, ticket) = match (id.line(), &self.lines) {
-            (None, _) => (self.queue.len() as u64, caller.now.max(*last + 1)),
+            (None, _) => (self.queue.len() as u64, caller.now.max(last.saturating_add(1))),
             (Some(_), None) => (0, next_in_line(caller.now, None)),
             (Some(line), Some(fair)) => {
                 let ticket = next_in_line(caller.now, fair.lines.last_ticket(line));

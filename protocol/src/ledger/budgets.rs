@@ -21,6 +21,18 @@ impl Budgets {
         self.0.iter()
     }
 
+    /// When each is full, µs, and its number; the first to be full first.
+    pub(super) fn by_time(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.0.by_time()
+    }
+
+    /// Adds a budget as another ledger knew it. Returns whether there was none with this number.
+    pub(super) fn restore(&mut self, number: u32, full_at: u64) -> bool {
+        let is_new = self.0.of(number).is_none();
+        self.0.set(number, Some(full_at));
+        is_new
+    }
+
     /// When the last one is full.
     pub(super) fn last_full(&self) -> Option<u64> {
         self.0.last()

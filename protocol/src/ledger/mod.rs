@@ -35,6 +35,7 @@
 
 mod acquire;
 mod budgets;
+mod coding;
 mod fair;
 mod fit;
 mod promote;
@@ -45,6 +46,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
 
 use self::budgets::Budgets;
+pub use self::coding::DecodeError;
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, OfPlaces, ticket_of};
 use self::promote::Silent;
@@ -203,12 +205,23 @@ impl Ledger {
         }
     }
 
+    /// Sets another bound than [`WORK_MAX`], at least 1. For tests, as [`with_work_max`](Self::with_work_max).
+    pub fn set_work_max(&mut self, work_max: usize) {
+        self.work_max = work_max.max(1);
+    }
+
     /// Whether no place is left, no grant that counts for a rate, and every budget is full: then there is no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
-            && self.starts.as_ref().is_none_or(|starts| starts.is_empty())
-            && self.budgets.as_ref().is_none_or(|budgets| budgets.is_empty())
+        self.places.is_empty() && self.starts_kept().is_none() && self.budgets_kept().is_none()
+    }
+
+    fn starts_kept(&self) -> Option<&Starts> {
+        self.starts.as_deref().filter(|starts| !starts.is_empty())
+    }
+
+    fn budgets_kept(&self) -> Option<&Budgets> {
+        self.budgets.as_deref().filter(|budgets| !budgets.is_empty())
     }
 
     /// The grants that count for a rate, once for each permit: process, number of the place, when it was, and when it
@@ -607,7 +620,9 @@ impl Default for Ledger {
 
 impl PartialEq for Ledger {
     fn eq(&self, other: &Self) -> bool {
-        self.places == other.places && self.starts == other.starts && self.budgets == other.budgets
+        self.places == other.places
+            && self.starts_kept() == other.starts_kept()
+            && self.budgets_kept() == other.budgets_kept()
     }
 }
 
@@ -618,7 +633,7 @@ impl Hash for Ledger {
         let mut places: Vec<_> = self.places.iter().collect();
         places.sort_unstable_by_key(|(id, _)| **id);
         places.hash(state);
-        self.starts.hash(state);
-        self.budgets.hash(state);
+        self.starts_kept().hash(state);
+        self.budgets_kept().hash(state);
     }
 }

@@ -53,6 +53,24 @@ impl Starts {
         self.by_time.iter().map(|start| (start.node, start.n, start.at, start.end))
     }
 
+    /// For how long each is kept at most, µs.
+    pub(super) const fn longest(&self) -> u64 {
+        self.longest
+    }
+
+    /// Those of another ledger, without any yet.
+    pub(super) fn kept_for(longest: u64) -> Self {
+        Self { longest, ..Self::default() }
+    }
+
+    /// Adds the last start of another ledger. Returns whether those of one place are of one moment.
+    pub(super) fn restore(&mut self, node: NodeId, n: u64, at: u64, end: u64) -> bool {
+        let start = Start { at, end, node, n };
+        let is_more_of_one = self.by_time.back() == Some(&start);
+        self.by_time.push_back(start);
+        self.by_place.insert((node, n), at).is_some() == is_more_of_one
+    }
+
     /// Until when the last one is kept.
     pub(super) fn last_end(&self) -> Option<u64> {
         Some(self.by_time.back()?.at.saturating_add(self.longest))

@@ -25,7 +25,10 @@ impl<I: Copy + Ord> Lines<I> {
 
     /// The same of a line that has only just begun.
     pub(crate) fn sleep_new(&mut self, claim: Claim, until: u64) {
-        let line = line_of(claim);
+        self.lay(line_of(claim), until);
+    }
+
+    pub(super) fn lay(&mut self, line: LineId, until: u64) {
         if line.is_further() {
             self.stand(line, None);
         } else {

@@ -100,6 +100,31 @@ impl<I: Copy + Ord> FurtherLines<I> {
         self.lines.get(&line).is_some_and(|line| line.stands.is_some())
     }
 
+    /// The lines, by their numbers.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = LineId> + '_ {
+        self.lines.keys().copied()
+    }
+
+    /// Those that are parked, by where they are, the first of each to come back first.
+    pub(super) fn by_spot(&self) -> impl Iterator<Item = (Spot, Code, LineId)> + '_ {
+        self.parked.iter().copied()
+    }
+
+    /// Each line's first place, and the tenant that it is listed under.
+    pub(super) fn listed(&self) -> impl Iterator<Item = (LineId, Option<I>, Tenant)> + '_ {
+        let head = |line: &FurtherLine<I>| line.queue.first().map(|(_, id)| *id);
+        self.lines.iter().map(move |(id, line)| (*id, head(line), line.tenant))
+    }
+
+    /// Lists a line under this tenant. Returns whether that is another than before.
+    pub(super) fn list_under(&mut self, line: LineId, tenant: Tenant) -> bool {
+        let Some(known) = self.lines.get_mut(&line) else { return false };
+        let before = std::mem::replace(&mut known.tenant, tenant);
+        self.of_tenants.remove(&(before, line));
+        self.of_tenants.insert((tenant, line));
+        before != tenant
+    }
+
     /// Returns whether the place was not there before.
     pub(super) fn join(&mut self, line: LineId, tenant: Tenant, ticket: u64, id: I) -> bool {
         let none = || FurtherLine { tenant, queue: BTreeSet::new(), stands: None };

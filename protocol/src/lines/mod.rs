@@ -11,6 +11,7 @@
 mod asleep;
 mod further;
 mod spot;
+mod standing;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,8 @@ use smallvec::SmallVec;
 
 pub(crate) use self::further::Full;
 use self::further::FurtherLines;
-pub(crate) use self::spot::{Spot, limits_of, spots_of};
+pub(crate) use self::spot::{Code, Spot, limits_of, spots_of};
+pub(crate) use self::standing::{Standing, TURNS};
 use super::claim::{Claim, LineId, Tenant};
 use super::moments::Moments;
 

@@ -10,6 +10,19 @@ use super::UNIT;
 pub(crate) struct Spot(u32);
 
 impl Spot {
+    /// The spot with this number; `None`: there is none.
+    pub(crate) fn of_number(number: u64) -> Option<Self> {
+        let (tenants, both) = (Tenant::MAX, FurtherLimit::NUMBER_MAX + 1);
+        let number = u32::try_from(number).ok()?;
+        let is_spot = (1..=tenants).contains(&number) || (both + 1..2 * both).contains(&number);
+        is_spot.then_some(Self(number))
+    }
+
+    /// That of the tenant or, above those, of the further limit.
+    pub(crate) const fn number(self) -> u32 {
+        self.0
+    }
+
     pub(crate) const fn of_tenant(tenant: Tenant) -> Self {
         Self(tenant.number())
     }
@@ -33,6 +46,15 @@ const STEPS: u64 = 1 << 24;
 impl Code {
     pub(crate) const LOWEST: Self = Self(0);
     const MAX: u64 = (1 << 36) - 1;
+
+    /// The code with these bits; `None`: they are more than 36.
+    pub(crate) fn of_bits(bits: u64) -> Option<Self> {
+        (bits <= Self::MAX).then_some(Self(bits))
+    }
+
+    pub(crate) const fn bits(self) -> u64 {
+        self.0
+    }
 
     /// The turn of a line of this class, whose tenant has so many units in use, since then; if that is before the time
     /// began again, it is the first of its level.
