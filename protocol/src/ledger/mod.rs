@@ -38,6 +38,7 @@ mod budgets;
 mod coding;
 mod fair;
 mod fit;
+mod forget;
 mod promote;
 mod reply;
 mod starts;

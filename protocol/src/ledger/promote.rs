@@ -106,7 +106,7 @@ impl Ledger {
                 if budget == 0 {
                     break;
                 }
-                budget = budget.saturating_sub(id.cost() as usize + further_work(id));
+                budget = budget.saturating_sub(work_of(id));
                 dead.push(*id);
             }
         }
@@ -273,7 +273,7 @@ impl Ledger {
                         *budget -= 1;
                         continue;
                     }
-                    *budget = budget.saturating_sub(claim.cost() as usize + further_work(&id));
+                    *budget = budget.saturating_sub(work_of(&id));
                     if claim.has_further() && is_told(caller, id) && absent.contains(&id.node) {
                         self.take(&id);
                         self.settle(now);
@@ -369,7 +369,8 @@ fn is_told(caller: Caller, id: PlaceId) -> bool {
     id.node != caller.node && !id.poll_only
 }
 
-/// What the place costs beyond its permits.
-fn further_work(id: &PlaceId) -> usize {
-    if id.claim.is_some_and(Claim::has_further) { FURTHER_WORK } else { 0 }
+/// What the removal or the grant of a place costs out of the bound on work.
+pub(super) fn work_of(id: &PlaceId) -> usize {
+    let further = if id.claim.is_some_and(Claim::has_further) { FURTHER_WORK } else { 0 };
+    id.cost() as usize + further
 }
