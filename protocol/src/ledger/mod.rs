@@ -31,6 +31,11 @@
 //! A place whose claim has [charges](super::Charge) is granted only if its budgets allow them. They are taken with the
 //! grant, and once the place leaves, what was truly used can be put in their place: see [`Ledger::settle_used`].
 //!
+//! # As bytes
+//!
+//! A backend that keeps each semaphore as one value stores what [`Ledger::encode`] writes. If it has leases of its own, it
+//! says when one has ended: see [`Ledger::forget`].
+//!
 //! [`MemoryBackend`]: https://docs.rs/tower-semaphore/latest/tower_semaphore/backend/struct.MemoryBackend.html
 
 mod acquire;
