@@ -291,9 +291,21 @@ impl PartialOrd for PlaceId {
 
 impl Ord for PlaceId {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // As Redis orders them. Numbers that no place has come last.
-        self.text().as_bytes().cmp(other.text().as_bytes()).then(self.n.cmp(&other.n))
+        // As Redis orders their texts. These are written only if processes and digits do not tell. Numbers that no place
+        // has come last.
+        let texts = || self.text().as_bytes().cmp(other.text().as_bytes());
+        let begins = |id: &Self| (id.poll_only, id.node, first_digits(id.n));
+        begins(self).cmp(&begins(other)).then_with(texts).then(self.n.cmp(&other.n))
     }
+}
+
+/// Orders numbers by their digits to the base 36 from the left. Whatever follows the digits of an id is below any digit.
+const fn first_digits(n: u64) -> u64 {
+    let mut aligned = n % PlaceId::N_MAX;
+    while aligned > 0 && aligned < PlaceId::N_MAX / 36 {
+        aligned *= 36;
+    }
+    aligned
 }
 
 impl fmt::Display for NodeId {

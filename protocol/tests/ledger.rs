@@ -5,8 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
 use tower_semaphore_protocol::{
-    Caller, Grant, HINT_WORK, Ledger, NodeId, Numbered, PlaceId, PlaceStatus, Reply, TICKET_MIN,
-    Usage, WORK_MAX,
+    Bound, Caller, Claim, Grant, HINT_WORK, Ledger, NodeId, Numbered, PlaceId, PlaceStatus, Reply,
+    TICKET_MIN, Usage, WORK_MAX,
 };
 
 const A: NodeId = NodeId::new(1);
@@ -699,6 +699,28 @@ fn any_id() -> impl Strategy<Value = PlaceId> {
         let node = NodeId::new(node);
         PlaceId { node, poll_only, n, bound: None, claim: None }
     })
+}
+
+/// Few, that differ in what follows the process, by numbers with digits in common.
+fn an_id_of_few() -> impl Strategy<Value = PlaceId> {
+    let number = (1..36u64, 0..11u32, 0..3u64)
+        .prop_map(|(digit, zeros, less)| (digit % 3 + 1) * 36u64.pow(zeros) - less.min(digit % 2));
+    let bound =
+        prop::option::of((0..3u32).prop_map(|limit| Bound { limit, headroom: 0, rate: None }));
+    let claim =
+        prop::option::of((0..3u32).prop_map(|cost| Claim::without_tenant().with_cost(cost)));
+    (0..2u64, any::<bool>(), number, bound, claim).prop_map(|(node, poll_only, n, bound, claim)| {
+        PlaceId { node: NodeId::new(node), poll_only, n, bound, claim }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn so_are_those_of_one_process(a in an_id_of_few(), b in an_id_of_few()) {
+        prop_assert_eq!(a.cmp(&b), a.to_string().as_bytes().cmp(b.to_string().as_bytes()), "{} {}", a, b);
+    }
 }
 
 proptest! {
