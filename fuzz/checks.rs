@@ -11,7 +11,8 @@ use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::limit::{MissingKey, Refusal};
 use tower_semaphore::protocol::{
-    Bound, BoundRate, Charge, Claim, NodeId, Numbered, PlaceId, Tenant,
+    Bound, BoundRate, Caller, Charge, Claim, FurtherLimit, Ledger, NodeId, Numbered, PlaceId,
+    Tenant,
 };
 use tower_semaphore::{ConcurrencyLimitLayer, Limit, Name, Policy, Semaphore};
 
@@ -104,6 +105,47 @@ pub(crate) fn place_ids(data: &[u8]) {
         assert_eq!(one.cmp(&two), one.to_string().cmp(&two.to_string()));
         assert_eq!(one == two, one.to_string() == two.to_string());
     }
+}
+
+/// A stored ledger: whatever is read has no other form, and every operation on it ends.
+pub(crate) fn ledgers(data: &[u8]) {
+    let Ok(mut ledger) = Ledger::decode(data) else { return };
+    let written = |ledger: &Ledger| {
+        let mut bytes = Vec::new();
+        ledger.encode(&mut bytes);
+        bytes
+    };
+    assert_eq!(written(&ledger), data);
+    let (node, now) = (NodeId::new(1), 1_795_169_853_126_543);
+    let caller = |now, limit| Caller {
+        now,
+        limit,
+        headroom: 1,
+        for_all: false,
+        max_waiting: 100,
+        node,
+        recalls: true,
+    };
+    let tenants = Claim::new(Tenant::of_hash(1));
+    let claims = [None, Some(tenants), Some(tenants.also(FurtherLimit::of_hash(1, 1)))];
+    let newcomers =
+        claims.map(|claim| PlaceId { node, poll_only: false, n: 1, bound: None, claim });
+    let mut places: Vec<_> = ledger.places().collect();
+    places.sort_unstable_by_key(|(id, ..)| *id);
+    let ids: Vec<_> = places.iter().map(|(id, ..)| *id).collect();
+    let post = &mut |to: NodeId, _: &[_]| to != NodeId::new(7);
+    ledger.renew(caller(now, 3), 10_000, &ids, post);
+    ledger.acquire(caller(now + 1, 9), 10_000, Some(10), &[], &newcomers, post);
+    ledger.acquire(caller(now + 90_000_000, 9), 10_000, None, &[], &newcomers, post);
+    if let Some((id, lease_end, _)) = places.first() {
+        let _ = ledger.forget_waiting(id.node, *lease_end, now);
+        let _ = ledger.forget(id.node, *lease_end, now);
+    }
+    let again = Ledger::decode(&written(&ledger)).expect("as it was written");
+    assert_eq!(again, ledger);
+    ledger.release(caller(now, 100), &ids, post);
+    ledger.release(caller(now, 100), &newcomers, post);
+    assert_eq!((ledger.in_use(), ledger.waiting()), (0, 0));
 }
 
 /// A layer's settings from the first bytes, and its name from the rest: whatever `build` accepts

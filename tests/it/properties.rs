@@ -43,6 +43,11 @@ fn the_corpus_of_place_ids_holds() {
     corpus("place_id", checks::place_ids);
 }
 
+#[test]
+fn the_corpus_of_ledgers_holds() {
+    corpus("ledger", checks::ledgers);
+}
+
 /// One part of a name: valid and invalid characters, and lengths around the bounds.
 fn part() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
