@@ -105,22 +105,8 @@ if #lines > 0 then
     local turn_before = tonumber(turns[i] or 0)
     local is_far = false
     if turn_before < -33554432 then
-      -- By line, the longest burst of its tenant's budgets; the shortest where places differ.
-      if not bursts then
-        bursts = {}
-        for j, id in ipairs(ids) do
-          local stands = scores[count + j]
-          if scores[j] and stands and tonumber(stands) < 0 then
-            local line, longest, at = line_of(id), 0, string.find(id, '$', 13, true)
-            while at and string.byte(id, at + 1) > 47 do
-              local burst = string.byte(id, at + 1) > 57 and tonumber(string.sub(id, at + 14, at + 21), 36) or 0
-              longest, at = math.max(longest, burst), at + 21
-            end
-            bursts[line] = math.min(bursts[line] or math.huge, longest)
-          end
-        end
-      end
-      is_far = (turn_before + 536870912) * -8388608 > now + 2 * bursts[digits] + 1000000
+      bursts = bursts or asleep.bursts(ids, scores)
+      is_far = asleep.opening(turn_before) > now + 2 * bursts[digits] + 1000000
     end
     if turn_before == math.huge or is_far then
       -- Settle lines again that are stopped, because the limit may have changed; or asleep for longer than their budgets
