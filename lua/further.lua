@@ -20,8 +20,9 @@
 --           places hold or leave, or lines park, by other commands than these; and `flush` before turns are read, or
 --           the script ends
 -- Cost      of settle: as of settle.lua, 1 command more to end a line; of the return of a line: 1 command if none is
---           parked there, 3 or 4 if one is, 1 more if it comes back, unless it is granted or parks in the same call. A
---           hand-over at a full limit, where no line waits for its turn: 17 commands in all
+--           parked there, 3 or 4 if one is, 1 more if it comes back, unless it is granted or parks in the same call; of a
+--           place that leaves: 1 for each of up to 16 lines of its tenant. A hand-over at a full limit, where no line
+--           waits for its turn: 17 commands in all if its tenant has no other line
 
 -- passed: how many lines were parked anew since promote.lua counted them.
 -- A table that has room for its functions from the start costs less than one that grows.

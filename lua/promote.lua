@@ -22,8 +22,9 @@
 -- Places without a tenant form one more line, of weight 1 and class 0. Its turn is not stored; it is computed when it
 -- is compared.
 --
--- A renewal also examines the next in turn, if that has to wait: a place that missed its renewals, and whose node nobody
--- listens for, would keep others back until its lease ends. The message for it is the key alone, as in recall.lua.
+-- A renewal also examines the next in turn, if that has to wait: if its node is gone, it would keep others back until its
+-- lease ends. It is examined if its lease ends early, as that of a place does that missed its renewals, by a message that
+-- is the key alone, as in recall.lua. A head whose node is gone is taken out whether it could be granted or not.
 --
 -- A line whose places have further limits parks at the first of them that keeps its head back: see further.lua. That
 -- costs 1 of the budget, too, as does each line that is parked anew; but one that parks with a grant costs nothing more.
@@ -31,16 +32,15 @@
 -- Needs     queued, key, now, is_plain, limit, for_all, frees, node, counted, in_use, queue, budget; asked: members
 --           whose scores are looked up along with the lease ends of those granted; unless is_plain: turn, and what
 --           claim.lua, settle.lua, leave.lua, room.lua and rate.lua leave; further, if the set has lines of places with
---           further limits; asleep: declared; silent_before: the lease end before which a place that waits has missed
---           renewals, nil unless the next in turn is to be examined
+--           further limits; asleep: declared; silent_before: the lease end before which the next in turn is examined, nil
+--           if it is not
 -- Leaves    most: the number of permits in use up to which it granted; own; in_use and queue, updated; gone: whether
 --           any place was taken out; scores: those of the first of `asked`, stale if any place is gone, and nil if
 --           none were looked up. If permits are free: next_turn, next_head, next_f, next_cost, next_room of the place
 --           whose turn is next; next_f: the number of its line, 0 without one; next_turn nil if no place waits, or, in
 --           a plain set, unless the budget is spent
 -- Cost      3 commands for any number of grants in a plain set, 1 more for each node that is notified; else 3 for
---           each grant, 1 more for the last of a line; to examine the next in turn: 1 or 2, and 5 of the budget; O(budget
---           * log n)
+--           each grant, 1 more for the last of a line; to examine the next in turn: 1 or 2; O(budget * log n)
 
 -- Lua reallocates a table at every power of two, so these have room for some grants from the start. Others are made once
 -- there is something to put in: in most calls that find no permit free there is not.
@@ -82,8 +82,8 @@ while repeats do
           bound = own_bound
           next_room = string.byte(bound) == 45 and tonumber(string.sub(bound, 2), 36) or limit
         end
-        if in_use >= next_room then
-          if silent_before and next_room > 0 and budget > 0 then kept = head end
+        if in_use >= next_room and not (next_room > 0 and absent[string.sub(head, #queued + 1, #queued + 11)]) then
+          kept = head
           break
         end
       end
@@ -142,8 +142,9 @@ while repeats do
         local never = next_cost > next_room or opens == math.huge
         local sleeps = own_opens and not never and next_f > 0
         local waits = not (never or sleeps) and (opens or in_use + next_cost > next_room)
-        if next_room <= 0 or budget <= 0 or waits then
-          if waits and silent_before and budget > 0 then kept = head end
+        if next_room <= 0 or budget <= 0 then break end
+        if waits and not absent[string.sub(head, #queued + 1, #queued + 11)] then
+          kept = head
           break
         end
         local parks, is_back = false, false
@@ -264,31 +265,28 @@ while repeats do
   end
   scores = ends or nil
   for i = first_own, count_of_own, 2 do own[i] = ends[own[i]] end
-  if kept then
-    kept = string.sub(kept, #queued + 1)
-    local to = string.sub(kept, 1, 11)
-    local lease_end = nil
-    if not (to == node or string.byte(kept) == 126 or mail[to]) then
-      lease_end = redis.call('ZMSCORE', key, kept)[1]
-      lease_end = tonumber(is_plain and lease_end or lease_of(kept, lease_end))
-    end
-    if lease_end and lease_end < silent_before then
-      if mail == none then mail, nodes = {}, {} end
-      mail[to], nodes[#nodes + 1] = { key }, to
-      budget = budget - 5
+  if kept and silent_before and next_room > 0 and budget > 0 then
+    local id = string.sub(kept, #queued + 1)
+    local to = string.sub(id, 1, 11)
+    if not (to == node or string.byte(id) == 126 or mail[to]) then
+      local lease_end = redis.call('ZMSCORE', key, id)[1]
+      if tonumber(is_plain and lease_end or lease_of(id, lease_end)) < silent_before then
+        if mail == none then mail, nodes = {}, {} end
+        mail[to], nodes[#nodes + 1] = { key }, to
+        budget = budget - 4
+      end
     end
   end
-  local lost, is_kept_gone = nodes == none and none or {}, false
+  local lost = nodes == none and none or {}
   for _, to in ipairs(nodes) do
     local words = mail[to]
     for i = 3, #words, 2 do words[i] = ends[words[i]] end
     local channel = string.match(key, '^(.-):{') .. ':@' .. to
     -- pcall: the user may lack the right to publish. That is like a lost message; the grant stands.
-    local heard = absent[to] and 0 or redis.pcall('PUBLISH', channel, table.concat(words, ' '))
+    local heard = redis.pcall('PUBLISH', channel, table.concat(words, ' '))
     if heard == 0 and counted then
       absent[to] = true
       repeats = true
-      is_kept_gone = is_kept_gone or not words[2]
       for i = 2, #words, 2 do
         local id = to .. ':' .. words[i]
         lost[#lost + 1] = id
@@ -298,18 +296,13 @@ while repeats do
   end
   if repeats then
     gone, asked, turn = true, {}, nil
-    if not is_plain then undo(lost) end
-    if is_kept_gone then
-      lost[#lost + 1] = kept
-      if next_f == 0 then queue = queue - 1 end
-      if is_plain then lost[#lost + 1] = queued .. kept end
-    end
-    if is_plain then
+    if lost[1] and is_plain then
       redis.call('ZREM', key, unpack(lost))
-    else
+    elseif lost[1] then
       local ids, from, to, removed = lost, 1, #lost, 0
       --@take
       leave(lost, 1, #lost)
+      undo(lost)
     end
   end
 end

@@ -121,8 +121,16 @@ end
 if asleep then turn = asleep.rouse() end
 --@survey
 local asked = {}
--- Waiting places are renewed each second. In a cluster, listeners cannot be counted.
-if counted then silent_before = lease_end - 2000 end
+-- Waiting places are renewed each second; where lengths of leases differ, more or fewer are examined. After an outage all
+-- have missed renewals: then others get time to come back. In a cluster, listeners cannot be counted.
+for i = 1, counted and count or 0 do
+  local stands = scores[count + i]
+  local waits = stands and (tonumber(stands) < 0 or tonumber(stands) >= 1e14)
+  if waits and scores[i] and tonumber(is_plain and scores[i] or lease_of(ids[i], scores[i])) >= lease_end - 2000 then
+    silent_before = lease_end - 2000
+    break
+  end
+end
 --@promote
 -- The earliest lease may be one that was just renewed.
 earliest = nil

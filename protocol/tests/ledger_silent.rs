@@ -95,3 +95,34 @@ fn only_a_place_that_missed_its_renewals_is_asked_for() {
     }
     assert!(desk.waits(large) && desk.waits(next));
 }
+
+/// All of them missed their renewals, and the first process that comes back finds the others' mailboxes empty.
+#[test]
+fn after_an_outage_others_have_time_to_come_back() {
+    let mut desk = Desk::new(4);
+    let held = desk.come(claim(1));
+    let large = of_other(&mut desk, claim(7).with_cost(4));
+    let next = desk.come(claim(2));
+    desk.now += 5 * RENEWAL_US;
+    desk.gone.push(OTHER);
+    desk.renew(&[held, next]);
+    assert!(desk.waits(large));
+    desk.now += RENEWAL_US;
+    desk.renew(&[held, next]);
+    assert!(!desk.waits(large) && desk.holds(next));
+}
+
+#[test]
+fn some_hundred_dead_places_are_taken_out_in_one_call() {
+    let mut desk = Desk::new(4);
+    let held = desk.come(claim(1));
+    let large: Vec<_> = (0..100).map(|_| of_other(&mut desk, claim(7).with_cost(4))).collect();
+    let next = desk.come(claim(2).with_cost(2));
+    desk.gone.push(OTHER);
+    desk.now += 2 * RENEWAL_US;
+    desk.renew(&[next]);
+    desk.now += RENEWAL_US;
+    desk.renew(&[next]);
+    assert!(desk.holds(held) && desk.holds(next));
+    assert!(large.iter().all(|id| !desk.waits(*id)));
+}

@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::oneshot;
+use tokio::task::coop::unconstrained;
 use tokio::time::Instant;
 
 pub use super::overrides::{Change, Overrides};
@@ -130,7 +131,8 @@ pub trait Connection: Queries {
 
     /// Sends calls in one batch. Returns one answer for each, as they come.
     ///
-    /// Batches are polled for the first time in the order in which they were sent. The calls of one key are carried out in
+    /// Each call is answered, unless the connection is lost: answers that end early end it. Batches are polled for the first
+    /// time in the order in which they were sent. The calls of one key are carried out in
     /// order, and answered in order, over all batches: see [`InOrder`]. Those of other keys need not wait for them.
     ///
     /// # Cancel safety
@@ -272,8 +274,6 @@ pub enum Answer {
         reply: Reply,
         /// Whether calls that were sent later may have been carried out before this one.
         late: bool,
-        /// From when on the leases count that it gives; `None`: from the sending of the batch.
-        leases_from: Option<Instant>,
     },
     /// This call failed, and may or may not have been carried out. Others of its batch may have succeeded.
     Failed(BackendError),
@@ -285,15 +285,44 @@ pub enum Answer {
 
 impl From<Reply> for Answer {
     fn from(reply: Reply) -> Self {
-        Self::Reply { reply, late: false, leases_from: None }
+        Self::Reply { reply, late: false }
     }
 }
 
 /// Keeps the answers to the batches of a connection in order, where the calls of a batch are answered together.
 #[derive(Debug, Default)]
 pub struct InOrder {
-    /// Closed once the last batch is answered.
-    last: Mutex<Option<oneshot::Receiver<()>>>,
+    last: Mutex<Option<Answered>>,
+}
+
+/// Closed once a batch is answered. If its answers are dropped before, it receives what that batch waited for.
+#[derive(Debug)]
+struct Answered(oneshot::Receiver<Self>);
+
+/// The turn of a batch to be answered.
+struct Turn {
+    before: Option<Answered>,
+    done: Option<oneshot::Sender<Answered>>,
+}
+
+impl Turn {
+    /// Waits until all batches before it are answered.
+    async fn come(mut self) {
+        while let Some(Answered(before)) = &mut self.before {
+            // Unconstrained: with Tokio's budget used up, a batch would wait in vain, and those behind it with it.
+            self.before = unconstrained(before).await.ok();
+        }
+        self.done = None;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let (Some(before), Some(done)) = (self.before.take(), self.done.take()) {
+            // An error says that no batch follows.
+            _ = done.send(before);
+        }
+    }
 }
 
 impl InOrder {
@@ -303,15 +332,12 @@ impl InOrder {
         &self,
         answer: impl Future<Output = Result<Vec<(usize, Answer)>, BackendError>> + Send + 'static,
     ) -> Answers {
-        let (done, is_done) = oneshot::channel();
-        let before = lock(&self.last).replace(is_done);
+        let (done, answered) = oneshot::channel();
+        let before = lock(&self.last).replace(Answered(answered));
+        let turn = Turn { before, done: Some(done) };
         let answers = async move {
             let answers = answer.await;
-            if let Some(before) = before {
-                // It is never sent to: an error says that the batch is answered, or was dropped.
-                _ = before.await;
-            }
-            drop(done);
+            turn.come().await;
             answers
         };
         answers.into_stream().boxed()
@@ -340,7 +366,7 @@ pub struct Listing {
 pub struct Names {
     /// Their names. A name can appear in two answers.
     pub names: Vec<Arc<str>>,
-    /// The position to continue from, as the backend writes it: not `0`, and of letters, digits and `%-._~`. `None`: there
+    /// The position to continue from, as the backend writes it: not `0`, and of letters, digits and `-._~`. `None`: there
     /// are no more.
     pub next: Option<Arc<str>>,
 }
@@ -356,8 +382,8 @@ pub trait Mailbox: Send + Sync {
     /// requests are given back. Never blocks.
     ///
     /// Called where an acquire that [recalls](Call::recalls) finds no permit free, and its newcomers are the
-    /// first to wait; and where the first of them has to wait on, and has missed its renewals: what matters then is whether
-    /// anybody listens. Like a hint, it may arrive late, twice or never; without it, requests of this process are granted
+    /// first to wait; and by a renewal, for the next in turn, if that has to wait and its lease ends early: what matters then
+    /// is whether anybody listens. Like a hint, it may arrive late, twice or never; without it, requests of this process are granted
     /// ahead of the other's for at most 50 ms. Hints and replies should be delivered in the order in which they were
     /// made: who else waits is concluded from them.
     fn recall(&self, name: &str);
@@ -374,4 +400,39 @@ pub trait Mailbox: Send + Sync {
 
     /// A message from another process about the semaphore `name`. Never blocks.
     fn message(&self, name: &str, message: PeerMessage);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::future::{pending, ready};
+
+    fn is_answered(answers: &mut Answers) -> bool {
+        answers.next().now_or_never().is_some()
+    }
+
+    #[test]
+    fn batches_are_answered_in_the_order_in_which_they_were_sent() {
+        let order = InOrder::default();
+        let (sender, first) = oneshot::channel::<()>();
+        let mut first = order.answer(first.map(|_| Ok(Vec::new())));
+        let mut second = order.answer(ready(Ok(Vec::new())));
+        assert!(!is_answered(&mut second));
+        drop(sender);
+        assert!(is_answered(&mut first));
+        assert!(is_answered(&mut second));
+    }
+
+    #[test]
+    fn a_batch_that_is_dropped_lets_none_pass_those_before_it() {
+        let order = InOrder::default();
+        let mut first = order.answer(pending());
+        let second = order.answer(ready(Ok(Vec::new())));
+        let mut third = order.answer(ready(Ok(Vec::new())));
+        assert!(!is_answered(&mut first) && !is_answered(&mut third));
+        drop(second);
+        assert!(!is_answered(&mut third));
+        drop(first);
+        assert!(is_answered(&mut third));
+    }
 }

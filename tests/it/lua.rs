@@ -137,7 +137,6 @@ fn no_number_becomes_text_inaccurately() {
         "promote: writes[#writes + 1] = i .. head",
         "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
         "promote: local id = to .. ':' .. words[i]",
-        "promote: if is_plain then lost[#lost + 1] = queued .. kept end",
         "rate: if tonumber(score or 0) < -1000000000 then forget('(' .. score, '(-1000000000') end",
         "rate: local writes = { -now / 1e6, 'r' .. number }",
         "rate: writes[2 * i - 1], writes[2 * i] = -now / 1e6, i .. 'r' .. number",

@@ -642,9 +642,7 @@ impl Connection for SimLane {
         }
         let sending = self.begin(&calls.into_iter().map(Request::Call).collect());
         let answer = |response| match response {
-            Response::Reply { reply, late } => {
-                Answer::Reply { reply: *reply, late, leases_from: None }
-            }
+            Response::Reply { reply, late } => Answer::Reply { reply: *reply, late },
             Response::Moved => Answer::Moved,
             Response::Failed(error) => Answer::Failed(error),
             Response::Refused(error) => Answer::Refused(error),

@@ -406,6 +406,9 @@ impl Ledger {
         self.begin(caller.now);
         // The sweep comes first, so a late renewal does not revive a place.
         let budget = self.sweep(caller.now);
+        let waiting = ids.iter().filter_map(|id| self.places.get(id));
+        let waiting = waiting.filter(|place| place.ticket.is_some());
+        let silent = Silent::behind(reply.lease_end, waiting.map(|place| place.lease_end));
         for id in ids {
             let status = match self.places.get(id).copied() {
                 None => PlaceStatus::Gone,
@@ -423,7 +426,6 @@ impl Ledger {
         }
         self.settle(caller.now);
         self.rouse(caller.now);
-        let silent = Silent::behind(reply.lease_end);
         reply.granted = self.promote(caller, caller.limit.into(), budget, silent, post);
         self.close(caller, budget, &mut reply);
         reply

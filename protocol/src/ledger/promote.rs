@@ -6,18 +6,19 @@ use crate::claim::{Claim, LineId};
 use crate::id::{NodeId, PlaceId};
 use crate::lines::{Spot, turn};
 
-/// The lease end before which a waiting place has missed renewals, ms: a call that renews examines whether the process of
-/// the next in turn is gone. 0: this call does not.
+/// The lease end before which a call examines whether the process of the next in turn is gone, ms; 0: it does not.
 #[derive(Clone, Copy)]
 pub(super) struct Silent(u64);
 
 impl Silent {
     pub(super) const NOT_EXAMINED: Self = Self(0);
 
-    /// In a call that gives leases with this end. Waiting places are renewed each second, under most policies with one
-    /// length of lease; where lengths differ, more or fewer are examined.
-    pub(super) const fn behind(lease_end: u64) -> Self {
-        Self(lease_end.saturating_sub(2000))
+    /// In a call that renews leases, which end then. Waiting places are renewed each second; where lengths of leases differ,
+    /// more or fewer are examined. `before`: the lease ends of the waiting places that it renews. If all of them have
+    /// missed renewals, too, as after an outage, others get time to come back.
+    pub(super) fn behind(lease_end: u64, mut before: impl Iterator<Item = u64>) -> Self {
+        let early = lease_end.saturating_sub(2000);
+        if before.any(|end| end >= early) { Self(early) } else { Self::NOT_EXAMINED }
     }
 }
 
@@ -168,7 +169,7 @@ impl Ledger {
             let silent = self.silent_head(caller, most, budget, silent);
             let silent = silent.filter(|id| mail.iter().all(|(node, _)| *node != id.node));
             if silent.is_some() {
-                budget = budget.saturating_sub(1 + HINT_WORK);
+                budget = budget.saturating_sub(HINT_WORK);
             }
             let mut any_gone = false;
             for (node, grants) in mail {
@@ -182,11 +183,10 @@ impl Ledger {
                 }
             }
             if let Some(id) = silent
-                && (absent.contains(&id.node) || !post(id.node, &[]))
+                && !post(id.node, &[])
             {
                 any_gone = true;
                 absent.push(id.node);
-                self.take(&id);
             }
             self.settle(caller.now);
             if !any_gone {
@@ -250,7 +250,10 @@ impl Ledger {
                 fair.lines.sleep(*claim, until, now, &OfPlaces);
                 continue;
             }
-            if !self.fits(caller, id) && !Self::never_fits(caller, id) {
+            // One whose process is gone is taken out, whether it could be granted or not.
+            let is_gone =
+                is_told(caller, id) && absent.contains(&id.node) && caller.room_of(id) > 0;
+            if !self.fits(caller, id) && !Self::never_fits(caller, id) && !is_gone {
                 return None;
             }
             match next {

@@ -20,15 +20,14 @@ const CHECK_AGAIN: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
     at: Time,
-    leases_from: Time,
     late: bool,
 }
 
 impl Sent {
-    /// The call was sent then, and its leases count from then on.
+    /// The call was sent then, and the leases that its reply gives count from then on.
     #[must_use]
     pub const fn at(at: Time) -> Self {
-        Self { at, leases_from: at, late: false }
+        Self { at, late: false }
     }
 
     /// Calls that were sent later may have been carried out before this one.
@@ -36,20 +35,12 @@ impl Sent {
     pub const fn late(self, late: bool) -> Self {
         Self { late, ..self }
     }
-
-    /// The leases that the reply gives count from then on, where the backend knows of them by something other than the
-    /// call.
-    #[must_use]
-    pub const fn leases_from(self, leases_from: Time) -> Self {
-        Self { leases_from, ..self }
-    }
 }
 
 /// When a call was sent, and when its reply came.
 #[derive(Clone, Copy)]
 struct Timing {
     sent: Time,
-    leases_from: Time,
     now: Time,
     late: bool,
 }
@@ -57,15 +48,15 @@ struct Timing {
 impl Timing {
     /// Whether a lease that the reply gives the place still runs.
     fn is_good(self, place: &Place) -> bool {
-        self.now < self.leases_from + place.deadline().since(place.acked)
+        self.now < self.sent + place.deadline().since(place.acked)
     }
 }
 
 impl Session {
     /// Takes the reply to a call.
     pub fn handle_reply(&mut self, op: &Op, reply: &Reply, sent: Sent, now: Time) {
-        let Sent { at: sent, leases_from, late } = sent;
-        let timing = Timing { sent, leases_from, now, late };
+        let Sent { at: sent, late } = sent;
+        let timing = Timing { sent, now, late };
         self.end_call(op);
         if self.reuse.is_on() {
             self.note_who_waits(op, reply, late, (sent, now));
@@ -247,12 +238,7 @@ impl Session {
             return self.release_late(id, status, timing);
         };
         if self.places.get(index).is_some_and(|place| place.linger == Linger::Spare) {
-            return self.process_spare(
-                index,
-                status,
-                (reply.lease_end, timing.leases_from),
-                timing.now,
-            );
+            return self.process_spare(index, status, (reply.lease_end, timing.sent), timing.now);
         }
         let hint = match self.places.get(index) {
             Some(Place { state: State::Joining { hint, .. }, .. }) => *hint,
@@ -262,7 +248,7 @@ impl Session {
         let seen = reply.usage;
         match status {
             PlaceStatus::Held => {
-                self.acknowledge(index, reply.lease_end, timing.leases_from);
+                self.acknowledge(index, reply.lease_end, timing.sent);
                 self.grant(index, timing.now);
             }
             PlaceStatus::Waiting(ticket) | PlaceStatus::WaitingFor(ticket, _) => {
@@ -271,7 +257,7 @@ impl Session {
                 {
                     place.full = Some(limit);
                 }
-                self.acknowledge(index, reply.lease_end, timing.leases_from);
+                self.acknowledge(index, reply.lease_end, timing.sent);
                 self.note_turn_in_line(index);
                 self.set(index, State::Waiting { ticket: Some(ticket) });
                 self.events.push(Event::Progress(index));
@@ -356,18 +342,18 @@ impl Session {
         let Some(place) = self.places.get_mut(index) else { return };
         match (place.state, status) {
             (State::Waiting { .. }, PlaceStatus::Held) => {
-                self.acknowledge(index, lease_end, timing.leases_from);
+                self.acknowledge(index, lease_end, timing.sent);
                 self.grant_after_wait(index, timing.now);
             }
             // A permit in flight by policy is counted from now on. If the reply is too old to be believed, the next one
             // counts: nothing takes the permit from the request.
             (State::Admitted { .. }, PlaceStatus::Held) if timing.is_good(place) => {
-                self.acknowledge(index, lease_end, timing.leases_from);
+                self.acknowledge(index, lease_end, timing.sent);
                 self.set(index, State::Held);
                 self.want_renewal(index);
             }
             (State::Waiting { .. }, PlaceStatus::Waiting(ticket)) => {
-                self.acknowledge(index, lease_end, timing.leases_from);
+                self.acknowledge(index, lease_end, timing.sent);
                 self.set(index, State::Waiting { ticket: Some(ticket) });
                 self.want_renewal(index);
             }
@@ -377,7 +363,7 @@ impl Session {
                     self.expire(index, timing.now);
                 }
                 if !is_over {
-                    self.acknowledge(index, lease_end, timing.leases_from);
+                    self.acknowledge(index, lease_end, timing.sent);
                     self.want_renewal(index);
                 }
             }

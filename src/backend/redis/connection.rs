@@ -311,7 +311,8 @@ async fn send(
         part.add_command(command);
     }
     if parts.is_empty() {
-        return send_part(connection, part).await;
+        // Unconstrained, as below.
+        return unconstrained(send_part(connection, part)).await;
     }
     parts.push(part);
     let parts = parts.into_iter().map(|part| {
@@ -322,7 +323,7 @@ async fn send(
             Ok::<_, BackendError>(values)
         }
     });
-    // Unconstrained: a part that yields before it is sent would be overtaken by the next.
+    // Unconstrained: a part that yields before it is sent would be overtaken by the next, or by another write.
     Ok(unconstrained(try_join_all(parts)).await?.concat())
 }
 

@@ -387,7 +387,7 @@ impl FromStr for Cursor {
             let (server, at) = text.split_once('-')?;
             let is_position = !at.is_empty()
                 && at.len() <= POSITION_MAX
-                && at.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"%-._~".contains(&byte));
+                && at.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte));
             let at = is_position.then_some(at)?;
             Some(Self { server: server.parse().ok()?, at: (at != "0").then(|| at.into()) })
         };

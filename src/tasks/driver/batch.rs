@@ -86,9 +86,8 @@ impl Batch {
                         node.rehome(shared, true);
                     }
                 }
-                Answer::Reply { reply, late, leases_from } => {
-                    let leases_from = leases_from.map_or(sent, |from| node.clock.time(from));
-                    let sent = Sent::at(sent).late(late).leases_from(leases_from);
+                Answer::Reply { reply, late } => {
+                    let sent = Sent::at(sent).late(late);
                     node.counts.meter.on_answer(op, true, after);
                     node.counts.meter.on_reply(op, &reply);
                     woken += reply.granted.len();

@@ -62,18 +62,22 @@ pub(crate) struct Broken {
     pub(crate) answered: u64,
 }
 
-/// The answers to the batch of this number.
+/// The answers to the batch of this number; `None` is their end.
 struct AnswersTo {
     batch: u64,
-    answers: Answers,
+    answers: Option<Answers>,
 }
 
 impl Stream for AnswersTo {
-    type Item = (u64, Result<Vec<(usize, Answer)>, BackendError>);
+    type Item = (u64, Option<Result<Vec<(usize, Answer)>, BackendError>>);
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let batch = self.batch;
-        self.answers.poll_next_unpin(cx).map(|answers| Some((batch, answers?)))
+        let Some(answers) = &mut self.answers else { return Poll::Ready(None) };
+        let part = std::task::ready!(answers.poll_next_unpin(cx));
+        if part.is_none() {
+            self.answers = None;
+        }
+        Poll::Ready(Some((self.batch, part)))
     }
 }
 
@@ -285,7 +289,7 @@ impl<'a> Exchange<'a> {
                 && let Some(batch) = self.collect(purpose)
             {
                 let answers = self.connection.send(batch.calls());
-                self.answers.push(AnswersTo { batch: self.next, answers });
+                self.answers.push(AnswersTo { batch: self.next, answers: Some(answers) });
                 subtasks.wake(ANSWERS);
                 *self.unanswered.of(purpose) += batch.cost;
                 self.batches.insert(self.next, batch);
@@ -404,8 +408,14 @@ impl<'a> Exchange<'a> {
     /// Takes the answers to writes. Returns whether there were any.
     fn take_answers(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
         let mut any = false;
-        while let Poll::Ready(Some((batch, answers))) = self.answers.poll_next_unpin(cx) {
-            self.take_part(batch, answers?);
+        while let Poll::Ready(Some((batch, part))) = self.answers.poll_next_unpin(cx) {
+            match part.transpose()? {
+                Some(answers) => self.take_part(batch, answers),
+                None if self.batches.contains_key(&batch) => {
+                    return Err(BackendError::connection("calls were left unanswered"));
+                }
+                None => continue,
+            }
             any = true;
         }
         Ok(any)

@@ -7,7 +7,7 @@ use super::wire::Lua;
 use super::{Asks, History, Of, Pick, Proof, SMALL_WORK, Step, Terms, Time, history, run};
 
 /// Wrong versions of the scripts: file, text, and its replacement.
-const MUTANTS: [(&str, &str, &str); 93] = [
+const MUTANTS: [(&str, &str, &str); 94] = [
     ("acquire", "all = all - redis.call('ZREM', key, unpack(m", "redis.call('ZREM', key, unpack(m"),
     ("acquire", "all = all - redis.call('ZREM', key, unpack(A", "redis.call('ZREM', key, unpack(A"),
     ("acquire", "queued .. members[i]", "members[i]"),
@@ -92,7 +92,7 @@ const MUTANTS: [(&str, &str, &str); 93] = [
     ("acquire", "leaving > 0\n", "false\n"),
     ("promote", "if not for_all then", "if true then"),
     ("promote", "if not for_all then", "if false then"),
-    ("promote", "if in_use >= next_room then", "if in_use > next_room then"),
+    ("promote", "if in_use >= next_room and", "if in_use > next_room and"),
     ("promote", "if own_bound ~= bound then", "if not bound then"),
     ("answer", "if waiting == 0 then", "if false then"),
     ("release", "if last > 5 then redis", "if true then redis"),
@@ -113,11 +113,16 @@ const MUTANTS: [(&str, &str, &str); 93] = [
     ("recall", "[node] = true", ""),
     ("recall", "'^(%w+):'", "'^~?(%w+):'"),
     ("recall", "    told[to] = true\n", ""),
-    ("promote", "if silent_before and next_room > 0 and budget > 0 then kept = head end", ""),
-    ("promote", "if is_plain then lost[#lost + 1] = queued .. kept end", ""),
-    ("promote", "if next_f == 0 then queue = queue - 1 end", ""),
-    ("promote", "lease_end < silent_before then", "lease_end then"),
-    ("renew", "if counted then silent_before", "if false then silent_before"),
+    (
+        "promote",
+        "          kept = head\n          break\n        end\n      end",
+        "          break\n        end\n      end",
+    ),
+    ("promote", "and not (next_room > 0 and absent[string", "and not (absent[0] and absent[string"),
+    ("promote", "queued + 11)]) then\n", "queued + 10)]) then\n"),
+    ("promote", ", lease_end)) < silent_before then", ", lease_end)) then"),
+    ("renew", "for i = 1, counted and count or 0 do", "for i = 1, 0 do"),
+    ("renew", ">= lease_end - 2000 then", "> 0 then"),
 ];
 
 /// The same for the bound on work.
@@ -134,7 +139,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 9] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 88] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 87] = [
     ("acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("acquire", "if units < limit and (each", "if units <= limit and (each"),
     ("acquire", "        if f > 0 then\n", "        if false then\n"),
@@ -283,13 +288,12 @@ const FAIR_MUTANTS: [(&str, &str, &str); 88] = [
     ),
     ("acquire", "    if status >= 1e14 then\n      --@recall", "    if true then\n      --@recall"),
     ("recall", "'(20000000000000'", "'(10000000000000'"),
-    ("promote", "if waits and silent_before and budget > 0 then kept = head end", ""),
-    ("promote", "      lost[#lost + 1] = kept\n", ""),
-    ("promote", "if next_f == 0 then queue = queue - 1 end", "queue = queue - 1"),
+    ("promote", "if waits and not absent[string.sub(head, #queued + 1, #queued + 11)]", "if waits"),
+    ("renew", "(tonumber(stands) < 0 or tonumber(stands) >= 1e14)", "tonumber(stands) >= 1e14"),
 ];
 
 /// The same for the bound on work.
-const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 8] = [
+const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 9] = [
     ("promote", "          budget = budget - next_cost - (line and 4 or 0)\n", ""),
     (
         "promote",
@@ -297,11 +301,12 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 8] = [
         "head = nil\n          if line",
     ),
     ("promote", "            budget = budget - 4\n", ""),
-    ("promote", "or budget <= 0 or", "or"),
+    ("promote", "next_room <= 0 or budget <= 0 then", "next_room <= 0 then"),
     ("sweep", "budget = budget - cost_of(id) - (", "budget = budget - ("),
     ("sweep", "            if budget > 0 then", "            if true then"),
     ("again", "    call_again = 1\n", ""),
     ("again", "or fits and not opens or own then", "or true then"),
+    ("promote", "budget = budget - 4\n      end\n    end", "end\n    end"),
 ];
 
 /// The same for places with rates.
@@ -319,7 +324,7 @@ const RATE_MUTANTS: [(&str, &str, &str); 39] = [
     ("promote", "(never or sleeps) and (opens or in_use", "(never or sleeps) and (in_use"),
     ("promote", "next_cost > next_room or opens == math.huge\n", "next_cost > next_room\n"),
     ("promote", "if not is_plain then start(id) end", ""),
-    ("promote", "if not is_plain then undo(lost) end", ""),
+    ("promote", "      undo(lost)\n", ""),
     ("acquire", "if has_claim then start(id) end", "if digits then start(id) end"),
     ("acquire", "        for i = first, last do start(ARGV[i]) end\n", ""),
     (
