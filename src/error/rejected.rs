@@ -1,10 +1,8 @@
 //! Requests that got no permit.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::words::Said;
 use crate::ask::Estimate;
 use crate::budget::Budget;
 #[cfg(doc)]
@@ -299,10 +297,5 @@ impl Rejected {
         self.each = each;
         self.is_tenant_full = matches!(self.reason, RejectReason::TenantLimit);
         self
-    }
-
-    /// Says why the semaphore of this name granted nothing; `None`: the caller knows which one.
-    pub(crate) const fn said_of<'a>(&'a self, name: Option<&'a str>) -> impl fmt::Display + 'a {
-        Said { rejected: self, name }
     }
 }

@@ -7,10 +7,17 @@ use super::rejected::{ByTime, Rejected};
 use crate::ask::Estimate;
 use crate::protocol::RejectReason;
 
+impl Rejected {
+    /// Says why the semaphore of this name granted nothing; `None`: the caller knows which one.
+    pub(crate) const fn said_of<'a>(&'a self, name: Option<&'a str>) -> impl fmt::Display + 'a {
+        Said { rejected: self, name }
+    }
+}
+
 /// A rejection in words, the same for a permit and for a layer.
-pub(super) struct Said<'a> {
-    pub(super) rejected: &'a Rejected,
-    pub(super) name: Option<&'a str>,
+struct Said<'a> {
+    rejected: &'a Rejected,
+    name: Option<&'a str>,
 }
 
 /// The name behind this word, if there is one.
