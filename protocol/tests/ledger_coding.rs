@@ -33,29 +33,29 @@ fn lines(ledger: &Ledger) -> (HashMap<LineId, u64>, Vec<(LineId, Tenant)>) {
     (turns.collect(), ledger.further_lines().collect())
 }
 
-/// Takes the steps with one ledger that is never written, with one that is read anew after each, and with one that was
+/// Takes the steps with one ledger that is never written, with one that is read again after each, and with one that was
 /// read once, at this step.
 fn run(work_max: usize, steps: &[Step], at: usize) -> Result<(), TestCaseError> {
     let mut world = World::new();
     let mut ledger = Ledger::with_work_max(work_max);
-    let mut anew = ledger.clone();
+    let mut reread = ledger.clone();
     let mut once = ledger.clone();
     for (i, step) in steps.iter().enumerate() {
         let Some(action) = world.action(step) else { continue };
         let outcome = action.take(&mut ledger, &world.gone);
-        for (other, name) in [(&mut anew, "anew"), (&mut once, "once")] {
+        for (other, name) in [(&mut reread, "read again"), (&mut once, "once")] {
             prop_assert_eq!(&action.take(other, &world.gone), &outcome, "{}: {:?}", name, &action);
             prop_assert!(*other == ledger, "{name}: {action:?}");
             prop_assert_eq!(lines(other), lines(&ledger), "{}: {:?}", name, &action);
             prop_assert_eq!(encoded(other), encoded(&ledger), "{}: {:?}", name, &action);
         }
         world.look(&ledger);
-        anew = decoded(&encoded(&anew), work_max);
+        reread = decoded(&encoded(&reread), work_max);
         if i == at {
-            once = anew.clone();
+            once = reread.clone();
         }
-        prop_assert!(anew == ledger && lines(&anew) == lines(&ledger), "{action:?}");
-        prop_assert_eq!(encoded(&anew), encoded(&ledger));
+        prop_assert!(reread == ledger && lines(&reread) == lines(&ledger), "{action:?}");
+        prop_assert_eq!(encoded(&reread), encoded(&ledger));
     }
     Ok(())
 }

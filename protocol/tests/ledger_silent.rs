@@ -80,7 +80,7 @@ fn a_dead_place_that_waits_for_its_rate_is_found() {
     assert!(are_granted_soon(&mut desk, &[next]));
 }
 
-/// Who renews is there, whether a message reaches it or not.
+/// A process that renews is there, whether a message reaches it or not.
 #[test]
 fn only_a_place_that_missed_its_renewals_is_asked_for() {
     let mut desk = Desk::new(4);

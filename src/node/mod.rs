@@ -64,7 +64,7 @@ use crate::metrics::requests::Meters;
 use crate::name::Name;
 use crate::protocol::NodeId;
 use crate::protocol::Time;
-use crate::protocol::session::{Connected, Sent, Session};
+use crate::protocol::session::{Connected, Sending, Session};
 use crate::sync::MutexGuard;
 use crate::sync::atomic::AtomicBool;
 
@@ -413,7 +413,7 @@ impl Node {
                 let reply = counter.call(self.id(), &call, now);
                 self.counts.meter.on_reply(&call.op, &reply);
                 state = shared.lock();
-                state.session.handle_reply(&call.op, &reply, Sent::at(now), now);
+                state.session.handle_reply(&call.op, &reply, Sending::at(now), now);
             } else {
                 break;
             }

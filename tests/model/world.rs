@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use stateright::{Model, Property};
-use tower_semaphore_protocol::session::{Event, OnUnavailable, PLACES_MAX, Progress, Sent};
+use tower_semaphore_protocol::session::{Event, OnUnavailable, PLACES_MAX, Progress, Sending};
 use tower_semaphore_protocol::{self as protocol, Call, Op, PlaceId, Reply, Session, Time};
 use tower_semaphore_protocol::{PlaceStatus, RejectReason, TICKET_MIN};
 
@@ -1259,7 +1259,7 @@ impl World {
             let is_release = matches!(op, Op::Release { .. });
             self.act(s, process, |session, now| {
                 if is_release && self.has(Bug::ReleaseNotRepeated) {
-                    session.handle_reply(op, &Reply::default(), Sent::at(now), now);
+                    session.handle_reply(op, &Reply::default(), Sending::at(now), now);
                 } else {
                     session.handle_unanswered(op);
                 }
@@ -1479,7 +1479,7 @@ impl World {
         let sent = if self.has(Bug::DeadlineFromReceipt) { now } else { sent };
         let late = late && !self.has(Bug::LateIgnored);
         self.act(s, process, |session, now| {
-            session.handle_reply(op, reply, Sent::at(time(sent)).late(late), now);
+            session.handle_reply(op, reply, Sending::at(time(sent)).late(late), now);
         });
         if self.config.reuses() && matches!(op, Op::Acquire { .. }) {
             self.note_granted(s, process, &places, reply, sent);

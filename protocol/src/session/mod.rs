@@ -65,7 +65,7 @@ pub use self::quarantine::Quarantine;
 use self::releases::Releases;
 use self::reload::Reload;
 use self::renewals::Renewals;
-pub use self::reply::Sent;
+pub use self::reply::Sending;
 pub use self::request::FurtherIn;
 use self::reuse::Reuse;
 use self::revocations::Revocations;

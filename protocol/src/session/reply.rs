@@ -18,12 +18,12 @@ const CHECK_AGAIN: Duration = Duration::from_millis(100);
 
 /// When a call was sent whose reply has come.
 #[derive(Clone, Copy, Debug)]
-pub struct Sent {
+pub struct Sending {
     at: Time,
     late: bool,
 }
 
-impl Sent {
+impl Sending {
     /// The call was sent then, and the leases that its reply gives count from then on.
     #[must_use]
     pub const fn at(at: Time) -> Self {
@@ -54,8 +54,8 @@ impl Timing {
 
 impl Session {
     /// Takes the reply to a call.
-    pub fn handle_reply(&mut self, op: &Op, reply: &Reply, sent: Sent, now: Time) {
-        let Sent { at: sent, late } = sent;
+    pub fn handle_reply(&mut self, op: &Op, reply: &Reply, sending: Sending, now: Time) {
+        let Sending { at: sent, late } = sending;
         let timing = Timing { sent, now, late };
         self.end_call(op);
         if self.reuse.is_on() {

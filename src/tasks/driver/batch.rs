@@ -8,7 +8,7 @@ use crate::backend::{AddressedCall, Answer};
 use crate::node::server::outbox::Purpose;
 use crate::node::shared_session::SharedSession;
 use crate::node::{Node, Server};
-use crate::protocol::session::{Sent, Session};
+use crate::protocol::session::{Sending, Session};
 use crate::protocol::{Op, Time};
 
 /// The cost of a call without its places, as the number of places that keep a server busy for as long.
@@ -87,7 +87,7 @@ impl Batch {
                     }
                 }
                 Answer::Reply { reply, late } => {
-                    let sent = Sent::at(sent).late(late);
+                    let sent = Sending::at(sent).late(late);
                     node.counts.meter.on_answer(op, true, after);
                     node.counts.meter.on_reply(op, &reply);
                     woken += reply.granted.len();

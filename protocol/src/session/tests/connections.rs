@@ -69,7 +69,7 @@ fn a_late_reply_that_shows_a_place_that_was_left_releases_it() {
     // The release is carried out first.
     rig.carry_out(&release);
     let reply = rig.carry_out(&acquire);
-    rig.session.handle_reply(&acquire.op, &reply, Sent::at(sent).late(true), sent);
+    rig.session.handle_reply(&acquire.op, &reply, Sending::at(sent).late(true), sent);
     rig.reply(&release.op, &Reply::default(), sent);
     assert_eq!(rig.places().len(), 1);
     rig.settle();
@@ -87,7 +87,7 @@ fn a_late_reassertion_of_a_place_that_was_left_is_released() {
     let release = rig.call().expect("a release");
     rig.carry_out(&release);
     let reply = rig.carry_out(&reassert);
-    rig.session.handle_reply(&reassert.op, &reply, Sent::at(now).late(true), now);
+    rig.session.handle_reply(&reassert.op, &reply, Sending::at(now).late(true), now);
     rig.reply(&release.op, &Reply::default(), now);
     assert_eq!(rig.places().len(), 1);
     rig.settle();
@@ -182,7 +182,7 @@ fn a_late_reply_that_brings_a_place_back_is_answered_by_a_release() {
     rig.settle();
     let reply = rig.carry_out(&proof);
     assert_eq!(reply.statuses[..], [PlaceStatus::Held]);
-    rig.session.handle_reply(&proof.op, &reply, Sent::at(sent).late(true), rig.now());
+    rig.session.handle_reply(&proof.op, &reply, Sending::at(sent).late(true), rig.now());
     rig.settle();
     assert!(rig.ledger.is_empty());
 }
@@ -197,7 +197,7 @@ fn a_late_proof_of_a_permit_that_is_being_released_is_answered_by_a_release() {
     let release = rig.call().expect("a release");
     rig.carry_out(&release);
     let reply = rig.carry_out(&proof);
-    rig.session.handle_reply(&proof.op, &reply, Sent::at(sent).late(true), rig.now());
+    rig.session.handle_reply(&proof.op, &reply, Sending::at(sent).late(true), rig.now());
     rig.settle();
     assert!(rig.ledger.is_empty());
 }

@@ -272,7 +272,7 @@ fn an_audit_releases_what_is_unknown_and_no_release_that_is_on_its_way_again() {
     rig.call().expect("the release of the second");
     let now = rig.now();
     let found = Reply { found: vec![one, two], ..Reply::default() };
-    rig.session.handle_reply(&Op::Audit { most: 10 }, &found, Sent::at(now), now);
+    rig.session.handle_reply(&Op::Audit { most: 10 }, &found, Sending::at(now), now);
     let calls: Vec<_> = rig.calls().into_iter().map(|call| call.op).collect();
     assert_eq!(calls, [Op::Release { ids: smallvec![one] }]);
 }

@@ -211,7 +211,7 @@ impl Rig {
 
     fn reply(&mut self, op: &Op, reply: &Reply, sent: Time) {
         let now = self.now();
-        self.session.handle_reply(op, reply, Sent::at(sent), now);
+        self.session.handle_reply(op, reply, Sending::at(sent), now);
     }
 
     /// Sends the next call, and answers it at once.

@@ -260,7 +260,7 @@ impl Peer {
                 Op::Renew { lease_ms, ids } => rig.ledger.renew(caller, *lease_ms, ids, post),
                 other => panic!("{other:?}"),
             };
-            self.session.handle_reply(&call.op, &reply, Sent::at(now), now);
+            self.session.handle_reply(&call.op, &reply, Sending::at(now), now);
         }
         self.places.iter().filter(|index| self.session.is_held(**index)).count()
     }

@@ -94,7 +94,7 @@ fn a_proof_that_is_refused_costs_a_permit_and_a_waiter_asks_again() {
     let (ids, now) = ([held, waits].map(|index| rig.id(index)), rig.now());
     let op = Op::Reassert { lease_ms: 3000, proofs: ids.map(|id| (id, 1)).into() };
     let statuses = smallvec![PlaceStatus::Gone, PlaceStatus::Gone];
-    rig.session.handle_reply(&op, &Reply { statuses, ..Reply::default() }, Sent::at(now), now);
+    rig.session.handle_reply(&op, &Reply { statuses, ..Reply::default() }, Sending::at(now), now);
     assert!(rig.session.is_lost(held, now));
     assert_eq!(rig.progress(waits), Progress::Waiting);
     assert!(rig.calls().iter().any(|call| matches!(call.op, Op::Renew { .. })));
@@ -270,20 +270,20 @@ fn a_late_reply_to_what_is_waited_for_changes_nothing_and_to_what_is_over_releas
     let (call, now) = (rig.call().expect("an acquire"), rig.now());
     let reply = rig.carry_out(&call);
     rig.reply(&call.op, &reply, now);
-    rig.session.handle_reply(&call.op, &reply, Sent::at(now).late(true), now);
+    rig.session.handle_reply(&call.op, &reply, Sending::at(now).late(true), now);
     assert_eq!(rig.calls(), []);
     let id = rig.id(waits);
     rig.session.handle_wait_timeout(waits, now);
     rig.settle();
     // Not a late one: its release is carried out behind it.
-    rig.session.handle_reply(&call.op, &reply, Sent::at(now), now);
+    rig.session.handle_reply(&call.op, &reply, Sending::at(now), now);
     assert_eq!(rig.calls(), []);
-    rig.session.handle_reply(&call.op, &reply, Sent::at(now).late(true), now);
+    rig.session.handle_reply(&call.op, &reply, Sending::at(now).late(true), now);
     let ops: Vec<_> = rig.calls().into_iter().map(|call| call.op).collect();
     assert_eq!(ops, [Op::Release { ids: smallvec![id] }]);
     // Nor is there anything to release where it was refused.
     let refused = Reply { statuses: smallvec![PlaceStatus::QueueFull], ..reply };
-    rig.session.handle_reply(&call.op, &refused, Sent::at(now).late(true), now);
+    rig.session.handle_reply(&call.op, &refused, Sending::at(now).late(true), now);
     assert_eq!(rig.calls(), []);
 }
 
