@@ -24,8 +24,21 @@ mod memory;
 mod memory_server;
 mod overrides;
 mod peer_message;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+mod prefix;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+mod socket;
+#[cfg(any(feature = "etcd", feature = "redis", feature = "tls-no-provider"))]
+#[cfg_attr(not(feature = "tls-no-provider"), path = "tls_disabled.rs")]
+#[cfg_attr(
+    not(any(feature = "etcd", feature = "redis")),
+    expect(dead_code, reason = "no backend uses TLS")
+)]
+mod tls;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+mod url;
 
 #[cfg(feature = "unstable-backend")]
 pub mod seam;
@@ -37,8 +50,6 @@ use std::time::Duration;
 
 pub use self::memory::MemoryBackend;
 pub use self::memory_server::MemoryServer;
-#[cfg(feature = "tls-no-provider")]
-pub use self::redis::TlsSettings;
 #[cfg(all(fuzzing, feature = "redis"))]
 pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
@@ -50,6 +61,8 @@ pub(crate) use self::seam::{
     Listing, Mailbox, Names, OVERRIDES, Overrides, PeerMessage, Queries, Query, QueryError,
     ServerInfo, Shard,
 };
+#[cfg(feature = "tls-no-provider")]
+pub use self::tls::TlsSettings;
 /// The version of `deadpool-redis` whose pools [`RedisBackend::from_pool`] accepts: 0.23, with `redis` 1 as
 /// `deadpool_redis::redis`.
 #[cfg(feature = "deadpool-redis")]

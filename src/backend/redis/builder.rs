@@ -12,12 +12,12 @@ use super::dial::Timeouts;
 use super::endpoint::Endpoint;
 use super::keys::Keys;
 use super::sentinel::Sentinel;
-use super::tls::Tls;
-#[cfg(feature = "tls-no-provider")]
-use super::tls::TlsSettings;
 use super::url::{self, Url};
 use super::{RedisBackend, Servers};
 use crate::backend::AfterLoss;
+use crate::backend::tls::Tls;
+#[cfg(feature = "tls-no-provider")]
+use crate::backend::tls::TlsSettings;
 use crate::error::ConfigError;
 use crate::policy::Policy;
 

@@ -10,16 +10,15 @@ use std::time::Duration;
 #[cfg(feature = "deadpool-redis")]
 use deadpool_redis::{Connection, Pool, PoolError};
 use futures_util::FutureExt;
-use futures_util::future::select_ok;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ConnectionAddr, RedisConnectionInfo, RedisError};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
 use super::endpoint::Endpoint;
 use super::error;
 use super::multiplexed::{Driver, Multiplexed};
+use crate::backend::socket::reach;
 use crate::error::BackendError;
 
 /// The number of leading characters of a password that are searched for in an error of a server.
@@ -86,18 +85,6 @@ async fn connect(
             Err(io::Error::other(text).into())
         }
     }
-}
-
-async fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
-    let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
-    if addresses.is_empty() {
-        return Err(io::Error::other("the host has no address"));
-    }
-    // Concurrently, so that an address that does not respond does not use up the timeout.
-    let dials = addresses.into_iter().map(|address| Box::pin(TcpStream::connect(address)));
-    let (stream, _) = select_ok(dials).await?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
 }
 
 /// Authenticates, and selects protocol and database.

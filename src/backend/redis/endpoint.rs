@@ -2,7 +2,7 @@
 
 use redis::{ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 
-use super::tls::Tls;
+use crate::backend::tls::Tls;
 
 /// Does not implement `Debug`, because it contains a password.
 #[derive(Clone)]

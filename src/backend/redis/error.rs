@@ -2,6 +2,7 @@
 
 use redis::{ErrorKind, RedisError};
 
+use crate::backend::socket::tls_advice;
 use crate::error::BackendError;
 
 /// Error codes that affect every call: the server is unusable for now.
@@ -78,12 +79,8 @@ pub(super) fn advice(error: &RedisError) -> &'static str {
         "; see RedisBackend for the rights that its user needs"
     } else if error.code() == Some("MOVED") {
         "; this is a node of a cluster; expected a URL that begins with redis-cluster://"
-    } else if text.contains("UnknownIssuer") || text.contains("BadSignature") {
-        "; add the authority that signed its certificate with TlsSettings::root_certificates"
-    } else if text.contains("not valid for name") {
-        "; its certificate is for another name; see TlsSettings::server_name"
-    } else if text.contains("CertificateRequired") {
-        "; it requires a client certificate; see TlsSettings::client_certificate"
+    } else if let Some(advice) = tls_advice(&text) {
+        advice
     } else if error.is_connection_refusal() {
         "; check that it listens on this port"
     } else if error.is_connection_dropped() {

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::backend::prefix;
 use crate::error::ConfigError;
 use crate::protocol::NodeId;
-
-/// The longest prefix, in bytes.
-const PREFIX_MAX: usize = 40;
 
 /// Keys and channels: `<prefix>:{<name>}` is a semaphore, `<prefix>:@<node>` a node's mailbox;
 /// `<prefix>:{!overrides}` has the overrides, `<prefix>:{!overrides}:pauses` the pauses until a time,
@@ -21,11 +19,9 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn new(prefix: &str) -> Result<Self, ConfigError> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        if prefix.is_empty() || prefix.len() > PREFIX_MAX || !prefix.chars().all(allowed) {
-            return Err(ConfigError::new(format!(
-                "key prefix is {prefix:?}; expected 1 to {PREFIX_MAX} of A-Z a-z 0-9 . _ -"
-            )));
+        if !prefix::is_allowed(prefix) {
+            let allowed = prefix::ALLOWED;
+            return Err(ConfigError::new(format!("key prefix is {prefix:?}; expected {allowed}")));
         }
         Ok(Self { prefix: prefix.into() })
     }

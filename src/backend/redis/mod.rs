@@ -16,8 +16,6 @@ mod queries;
 mod scripts;
 mod sentinel;
 mod slots;
-#[cfg_attr(not(feature = "tls-no-provider"), path = "tls_disabled.rs")]
-mod tls;
 mod url;
 mod values;
 
@@ -37,8 +35,6 @@ use self::dial::Timeouts;
 use self::endpoint::Endpoint;
 use self::keys::Keys;
 use self::sentinel::Sentinel;
-#[cfg(feature = "tls-no-provider")]
-pub use self::tls::TlsSettings;
 use super::{AfterLoss, Backend, Connection, Mailbox, Shard};
 use crate::error::BackendError;
 use crate::protocol::NodeId;

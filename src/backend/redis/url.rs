@@ -1,11 +1,11 @@
 //! Parses URLs of standalone servers, sentinels and clusters.
 //!
-//! In an invalid URL the password can be anywhere: after an unencoded `/` it continues as the database, and without a
-//! host it is the port. So errors show no part of a URL, except a short number where a number is expected, and words
-//! that are known here.
+//! Errors show no part of a URL, except a short number where a number is expected, and words that are known here;
+//! `backend/url.rs` says why.
 
 use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
+use crate::backend::url::{Parts, check_fragment, parts, shown, split, unknown_scheme};
 use crate::error::ConfigError;
 
 const ALLOWED: &str = "redis://[user:password@]host[:port][/db], rediss://... with the feature `tls`, \
@@ -16,10 +16,6 @@ const SENTINEL_PORT: u16 = 26379;
 const REDIS_PORT: u16 = 6379;
 /// The largest value of the setting `databases` of Redis.
 const DB_MAX: u32 = i32::MAX.unsigned_abs();
-/// A longer number may be a password, and is not shown.
-const SHOWN_MAX: usize = 5;
-/// Schemes that are often used by mistake. Only these are shown.
-const OTHER_SCHEMES: [&str; 6] = ["http", "https", "tcp", "tcps", "tls", "ssl"];
 
 /// A parsed URL.
 #[derive(Clone)]
@@ -48,14 +44,7 @@ pub(super) enum Servers {
 
 impl Url {
     pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
-        // Removes the newline of a file that the URL was read from.
-        let url = url.trim();
-        let Some((scheme, rest)) = url.split_once("://") else {
-            return Err(bad("`://` is missing"));
-        };
-        if rest.contains(|c: char| c.is_control()) {
-            return Err(bad("it has a control character, which must be percent-encoded"));
-        }
+        let (scheme, rest) = split(url).map_err(bad)?;
         let (read, tls): (fn(&str) -> _, bool) = match scheme {
             "redis" | "valkey" => (one, false),
             "rediss" | "valkeys" => (one, true),
@@ -65,10 +54,7 @@ impl Url {
             "rediss-sentinel" | "rediss+sentinel" => (sentinel, true),
             "redis-cluster" | "redis+cluster" => (cluster, false),
             "rediss-cluster" | "rediss+cluster" => (cluster, true),
-            scheme if OTHER_SCHEMES.contains(&scheme) => {
-                return Err(bad(format!("the scheme {scheme:?} is not known")));
-            }
-            _ => return Err(bad("its scheme is not known")),
+            scheme => return Err(bad(unknown_scheme(scheme))),
         };
         if tls && cfg!(not(feature = "tls-no-provider")) {
             return Err(bad(format!("{scheme}:// needs the feature `tls` of tower-semaphore")));
@@ -87,7 +73,7 @@ impl Url {
 type Named = (Servers, Option<bool>);
 
 fn one(rest: &str) -> Result<Named, ConfigError> {
-    let Parts { user, hosts, path, query } = parts(rest, REDIS_PORT, "")?;
+    let Parts { user, hosts, path, query } = parts(rest, REDIS_PORT, "").map_err(bad)?;
     let [host] = &*hosts else {
         return Err(bad(
             "it has several hosts; a cluster begins with redis-cluster://, and sentinels with \
@@ -102,7 +88,7 @@ fn one(rest: &str) -> Result<Named, ConfigError> {
 }
 
 fn unix(rest: &str) -> Result<Named, ConfigError> {
-    check_fragment(rest)?;
+    check_fragment(rest).map_err(bad)?;
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
     if !path.starts_with('/') {
         return Err(bad(
@@ -120,7 +106,7 @@ fn unix(rest: &str) -> Result<Named, ConfigError> {
 }
 
 fn sentinel(rest: &str) -> Result<Named, ConfigError> {
-    let Parts { user, hosts, path, query } = parts(rest, SENTINEL_PORT, ",@")?;
+    let Parts { user, hosts, path, query } = parts(rest, SENTINEL_PORT, ",@").map_err(bad)?;
     let mut path = path.split('/');
     let master = path.next().unwrap_or_default();
     if master.is_empty()
@@ -168,7 +154,7 @@ fn sentinel(rest: &str) -> Result<Named, ConfigError> {
 }
 
 fn cluster(rest: &str) -> Result<Named, ConfigError> {
-    let Parts { user, hosts, path, query } = parts(rest, REDIS_PORT, ",@")?;
+    let Parts { user, hosts, path, query } = parts(rest, REDIS_PORT, ",@").map_err(bad)?;
     if !matches!(path, "" | "0") {
         check_db(path)?;
         return Err(bad(format!("a cluster has only database 0{}", said(path))));
@@ -178,59 +164,6 @@ fn cluster(rest: &str) -> Result<Named, ConfigError> {
     }
     let nodes = hosts.iter().map(|host| info(&format!("redis://{user}{host}/")));
     Ok((Servers::Cluster(nodes.collect::<Result<_, _>>()?), None))
-}
-
-/// `[user[:password]@]host[:port][,host[:port]...][/path][?query]`
-struct Parts<'a> {
-    /// With the `@`.
-    user: &'a str,
-    /// Each with its port.
-    hosts: Vec<String>,
-    path: &'a str,
-    query: &'a str,
-}
-
-/// `cut` are the separators of hosts that no user or password may contain.
-fn parts<'a>(rest: &'a str, port: u16, cut: &str) -> Result<Parts<'a>, ConfigError> {
-    check_fragment(rest)?;
-    let (user, rest) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
-    // Otherwise part of a password would be taken for the host.
-    let name = user.strip_suffix('@').unwrap_or(user);
-    if name.contains(|c| matches!(c, '/' | '?') || cut.contains(c)) {
-        return Err(bad("/ ? # , @ must be percent-encoded in user and password"));
-    }
-    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let hosts = hosts.split(',').enumerate().map(|(i, host)| {
-        with_port(host, port).map_err(|why| bad(format!("host {}: {why}", i + 1)))
-    });
-    let hosts = hosts.collect::<Result<_, _>>()?;
-    Ok(Parts { user, hosts, path: path.trim_end_matches('/'), query })
-}
-
-/// Parses a host with its port: `name`, `name:1`, `1.2.3.4:1`, `[::1]:1`. The error says what is wrong with it.
-fn with_port(host: &str, port: u16) -> Result<String, String> {
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, digits)) if !digits.ends_with(']') => {
-            let number = digits.parse().ok().filter(|number| *number > 0);
-            let Some(number) = number else {
-                return Err(format!("its port{} is not a number from 1 to 65535", shown(digits)));
-            };
-            (name, number)
-        }
-        _ => (host, port),
-    };
-    let plain = |name: &str| name.bytes().all(|c| c.is_ascii_alphanumeric() || b".-_".contains(&c));
-    let six = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-    if name.is_empty() {
-        return Err("its name is missing".to_owned());
-    }
-    if !six.map_or_else(|| plain(name), |six| six.parse::<std::net::Ipv6Addr>().is_ok()) {
-        return Err("it is neither a name nor an address; expected A-Z a-z 0-9 . - _; an \
-                    IPv6 address stands in [ ]"
-            .to_owned());
-    }
-    Ok(format!("{name}:{port}"))
 }
 
 /// Parses the options of a query. All must be among those `known`.
@@ -254,14 +187,6 @@ fn options<'a>(
     pairs.map(option).collect()
 }
 
-/// Rejects a `#`. URL parsers silently drop what follows one, which may be half of a password.
-fn check_fragment(rest: &str) -> Result<(), ConfigError> {
-    if rest.contains('#') {
-        return Err(bad("a # must be percent-encoded"));
-    }
-    Ok(())
-}
-
 fn check_db(db: &str) -> Result<(), ConfigError> {
     let is_number = !db.starts_with('+') && db.parse().is_ok_and(|db: u32| db <= DB_MAX);
     if db.is_empty() || is_number {
@@ -277,14 +202,7 @@ fn check_protocol(name: &str, value: &str) -> Result<(), ConfigError> {
     }
 }
 
-/// Returns the value with a leading space, if it is a number that cannot be a password.
-fn shown(value: &str) -> String {
-    let digits = value.strip_prefix('-').unwrap_or(value);
-    let is_number = !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit());
-    if is_number && value.len() <= SHOWN_MAX { format!(" {value}") } else { String::new() }
-}
-
-/// Returns the same as a clause.
+/// Returns a number that cannot be a password as a clause.
 fn said(value: &str) -> String {
     match &*shown(value) {
         "" => String::new(),

@@ -17,7 +17,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::error::ConfigError;
 
-/// TLS settings for connections to Redis: trusted authorities, client certificate, crypto provider.
+/// TLS settings for connections to a backend: trusted authorities, client certificate, crypto provider.
 ///
 /// By default, TLS trusts the system's certificate authorities (or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`),
 /// presents no client certificate, and uses TLS 1.2 or 1.3 with the crypto provider of the process, or `ring` if none
@@ -141,7 +141,7 @@ impl TlsSettings {
             Some(config) => config,
             None => Arc::new(configure(provider, roots.as_deref(), client).map_err(bad)?),
         };
-        Ok(Tls { connector: config.into(), server_name })
+        Ok(Tls { config, server_name })
     }
 }
 
@@ -239,11 +239,19 @@ impl fmt::Debug for TlsSettings {
 /// Validated settings, shared by all connections.
 #[derive(Clone)]
 pub(super) struct Tls {
-    connector: TlsConnector,
+    config: Arc<ClientConfig>,
     server_name: Option<ServerName<'static>>,
 }
 
 impl Tls {
+    /// Offers one protocol to servers (ALPN).
+    #[cfg(feature = "etcd")]
+    pub(super) fn speaking(self, protocol: &[u8]) -> Self {
+        let mut config = ClientConfig::clone(&self.config);
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Self { config: Arc::new(config), ..self }
+    }
+
     /// Performs the handshake over a socket. The caller applies the timeout.
     pub(super) async fn secure(
         &self,
@@ -254,6 +262,6 @@ impl Tls {
             Some(name) => name.clone(),
             None => ServerName::try_from(host.to_owned()).map_err(io::Error::other)?,
         };
-        self.connector.connect(name, stream).await
+        TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await
     }
 }
