@@ -20,6 +20,17 @@
 //!
 //! [`Semaphore`]: crate::Semaphore
 
+#[cfg(all(feature = "etcd", feature = "unstable-backend"))]
+#[doc(hidden)]
+pub mod etcd;
+#[cfg(all(feature = "etcd", not(feature = "unstable-backend")))]
+#[expect(
+    dead_code,
+    unreachable_pub,
+    unused_imports,
+    reason = "the backend that uses it is not there yet"
+)]
+mod etcd;
 mod memory;
 mod memory_server;
 mod overrides;

@@ -1,0 +1,65 @@
+//! How to reach a cluster.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::url::{Credentials, Url};
+use crate::backend::tls::Tls;
+#[cfg(feature = "tls-no-provider")]
+use crate::backend::tls::TlsSettings;
+use crate::error::ConfigError;
+
+/// The connection settings that all members of a cluster share.
+#[derive(Clone)]
+pub struct Settings {
+    pub(super) credentials: Option<Credentials>,
+    pub(super) tls: Option<Tls>,
+    pub(super) connect_timeout: Duration,
+}
+
+impl Settings {
+    /// Returns the settings of a URL. Opening a connection may take up to `connect_timeout`, with the check of the
+    /// password. For TLS, this reads the system's certificate authorities.
+    ///
+    /// # Errors
+    ///
+    /// If the URL uses TLS and the system has no certificate authorities, or there is no crypto provider.
+    pub fn new(url: &Url, connect_timeout: Duration) -> Result<Self, ConfigError> {
+        #[cfg(feature = "tls-no-provider")]
+        if url.is_tls {
+            return Self::with_tls(url, connect_timeout, TlsSettings::new());
+        }
+        Ok(Self { credentials: url.credentials.clone(), tls: None, connect_timeout })
+    }
+
+    /// Returns the same with TLS settings of your own.
+    ///
+    /// # Errors
+    ///
+    /// If the URL does not use TLS, or a certificate is invalid.
+    #[cfg(feature = "tls-no-provider")]
+    pub fn with_tls(
+        url: &Url,
+        connect_timeout: Duration,
+        settings: TlsSettings,
+    ) -> Result<Self, ConfigError> {
+        if !url.is_tls {
+            return Err(ConfigError::new(
+                "TLS settings: no member is reached over TLS; expected a URL that begins with etcds",
+            ));
+        }
+        let tls = settings.build("TLS settings")?.speaking(b"h2");
+        Ok(Self { credentials: url.credentials.clone(), tls: Some(tls), connect_timeout })
+    }
+}
+
+impl fmt::Debug for Settings {
+    /// Shows neither user nor password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("has_credentials", &self.credentials.is_some())
+            .field("has_tls", &self.tls.is_some())
+            .field("connect_timeout", &self.connect_timeout)
+            .finish()
+    }
+}
