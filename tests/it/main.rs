@@ -42,6 +42,10 @@ mod detours;
 mod diagnostics;
 #[cfg(feature = "redis")]
 mod differential;
+#[cfg(feature = "etcd")]
+mod etcd_wire;
+#[cfg(all(feature = "etcd", feature = "tls"))]
+mod etcd_wire_tls;
 mod expected_wait;
 mod fair;
 mod fair_shares;

@@ -8,6 +8,8 @@ pub(crate) mod browser;
 pub(crate) mod cluster;
 #[cfg(feature = "redis")]
 pub(crate) mod crowd;
+#[cfg(feature = "etcd")]
+pub(crate) mod etcd;
 #[cfg(feature = "redis")]
 pub(crate) mod failover;
 #[cfg(feature = "redis")]
@@ -19,6 +21,8 @@ pub(crate) mod grpc;
 #[cfg(feature = "axum")]
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "most of it is for tests with Redis"))]
 pub(crate) mod http;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+pub(crate) mod ports;
 #[cfg(feature = "redis")]
 pub(crate) mod proxy;
 #[cfg(feature = "metrics")]
@@ -98,7 +102,7 @@ where
 }
 
 /// Waits until something holds while nothing else has to run, for at most twenty seconds.
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds() {

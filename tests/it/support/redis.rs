@@ -1,15 +1,15 @@
 //! A Redis of a test's own.
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use deadpool_redis::redis::{self, FromRedisValue, RedisResult};
 use tempfile::TempDir;
 use tower_semaphore::Semaphore;
 use tower_semaphore::backend::RedisBackend;
+
+pub(crate) use super::ports::free_port;
 
 /// A server on a free loopback port, in a directory of its own; killed when this is dropped.
 pub(crate) struct TestRedis {
@@ -22,20 +22,6 @@ pub(crate) struct TestRedis {
 /// Returns the server to test with: `TEST_REDIS_SERVER`, or the one in the PATH.
 pub(crate) fn server_binary() -> String {
     std::env::var("TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
-}
-
-/// Returns a free loopback port, each only once. They are below those that the system takes for connections, so a
-/// server that was killed finds its port
-/// free.
-pub(crate) fn free_port() -> u16 {
-    const FIRST: u32 = 10_000;
-    const COUNT: u32 = 20_000;
-    static GIVEN: AtomicU32 = AtomicU32::new(0);
-    // Each process begins with another one.
-    let begin = std::process::id().wrapping_mul(7919) % COUNT;
-    let given = (0..COUNT).map(|_| GIVEN.fetch_add(1, Ordering::Relaxed));
-    let mut ports = given.map(|n| u16::try_from(FIRST + (begin + n) % COUNT).unwrap());
-    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
 }
 
 impl TestRedis {

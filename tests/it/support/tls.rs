@@ -27,6 +27,16 @@ impl Tls {
             eprintln!("skipped: a server without TLS");
             return None;
         }
+        Some(Self::in_dir(dir, names))
+    }
+
+    /// For servers that always support TLS, with these names and addresses.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn for_etcd(names: &[&str]) -> Self {
+        Self::in_dir(TempDir::new().unwrap(), names)
+    }
+
+    fn in_dir(dir: TempDir, names: &[&str]) -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         // An issuer is looked up by its name.
@@ -39,7 +49,7 @@ impl Tls {
         let (certificate, key) = tls.signed("a server", names);
         std::fs::write(tls.file("cert.pem"), certificate).unwrap();
         std::fs::write(tls.file("key.pem"), key).unwrap();
-        Some(tls)
+        tls
     }
 
     /// The same for servers that require a certificate of this authority.
@@ -96,7 +106,21 @@ impl Tls {
         ]
     }
 
-    /// The same as arguments.
+    /// Returns the arguments of an etcd that clients reach over TLS only.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn etcd_args(&self) -> Vec<String> {
+        let mut args = vec![
+            format!("--cert-file={}", self.file("cert.pem")),
+            format!("--key-file={}", self.file("key.pem")),
+        ];
+        if self.asks_clients {
+            args.push("--client-cert-auth".to_owned());
+            args.push(format!("--trusted-ca-file={}", self.authority()));
+        }
+        args
+    }
+
+    /// Returns the settings as arguments.
     pub(crate) fn args(&self) -> Vec<String> {
         let settings = self.settings().into_iter();
         settings.flat_map(|(name, value)| [format!("--{name}"), value]).collect()
