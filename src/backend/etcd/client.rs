@@ -82,7 +82,10 @@ impl Client {
         let grpc = Grpc::with_origin(Http(sender), origin).max_decoding_message_size(MESSAGE_MAX);
         let credentials = settings.credentials.clone().map(Arc::new);
         let client = Self { grpc, tokens: Arc::default(), credentials };
-        driver.until(client.authenticate(None)).await?;
+        driver.until(client.authenticate(None)).await.map_err(|error| {
+            let text = format!("etcd at {endpoint} could not be used: {error}");
+            BackendError::connection(text).with_source(error)
+        })?;
         Ok((client, driver))
     }
 

@@ -8,6 +8,8 @@ use crate::support::etcd::TestEtcd;
 
 const ROOT: &str = "--user=root:rootpw";
 
+const PASSWORDS_CHECKED: &str = "grpc_server_started_total{grpc_method=\"Authenticate\",grpc_service=\"etcdserverpb.Auth\",grpc_type=\"unary\"}";
+
 /// With a user `app` that has rights below `s/`, and one that has none.
 fn with_users(etcd: &TestEtcd) {
     for words in [
@@ -66,6 +68,8 @@ async fn a_wrong_password_is_told_and_not_shown() {
     let error = try_open(&url(&etcd, "app:wrongpw")).await.unwrap_err();
     let text = format!("{error} {error:?}");
     assert!(error.is_connection() && text.contains("authentication failed"), "{text}");
+    let whom = format!("etcd at {} could not be used: ", etcd.address());
+    assert!(error.to_string().starts_with(&whom), "{error}");
     assert!(error.to_string().ends_with("; check user and password in the URL"), "{error}");
     assert!(!text.contains("wrongpw"), "{text}");
 }
@@ -96,9 +100,12 @@ async fn a_token_that_ended_is_renewed_once_for_all() {
     let message = soon(watch.next()).await.unwrap();
     let WatchMessage::Canceled { error, .. } = message else { panic!("{message:?}") };
     assert_eq!(error.reason(), Reason::InvalidToken, "{error}");
+    let checked = || etcd.metric(PASSWORDS_CHECKED);
+    let before = checked();
     let calls = (0..8).map(|_| client.range(range("s/a")));
     let answers = soon(futures_util::future::join_all(calls)).await;
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    assert_eq!(checked() - before, 1.0);
     writes(&client, "2").await;
     let mut watch = client.watch(vec![from("s/", "s0", 0)]);
     let message = soon(watch.next()).await.unwrap();
