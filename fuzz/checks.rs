@@ -138,7 +138,7 @@ pub(crate) fn ledgers(data: &[u8]) {
     ledger.acquire(caller(now + 1, 9), 10_000, Some(10), &[], &newcomers, post);
     ledger.acquire(caller(now + 90_000_000, 9), 10_000, None, &[], &newcomers, post);
     if let Some((id, lease_end, _)) = places.first() {
-        let _ = ledger.forget_waiting(id.node, *lease_end, now);
+        let _ = ledger.forget_waiting(id.node, now);
         let _ = ledger.forget(id.node, *lease_end, now);
     }
     let again = Ledger::decode(&written(&ledger)).expect("as it was written");

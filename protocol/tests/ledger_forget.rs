@@ -29,7 +29,7 @@ impl Rows {
     }
 
     fn forget_waiting(&mut self, node: NodeId) -> bool {
-        self.0.ledger.forget_waiting(node, END, self.0.now)
+        self.0.ledger.forget_waiting(node, self.0.now)
     }
 }
 
@@ -71,6 +71,22 @@ fn those_that_wait_can_go_first() {
     assert!(rows.0.holds(held) && !rows.0.waits(waits) && rows.0.waits(next));
     assert!(!rows.forget(OTHER));
     assert_eq!(rows.0.hand_over(held), [next]);
+}
+
+#[test]
+fn those_that_wait_go_whatever_their_leases() {
+    let mut rows = Rows::new(1);
+    let held = rows.come(OTHER, None);
+    let waits = rows.come(OTHER, None);
+    let longer = rows.0.id_of(OTHER, None);
+    rows.0.ask(OTHER, |ledger, caller, post| {
+        ledger.acquire(caller, 2 * LEASE, Some(9), &[], &[longer], post)
+    });
+    let next = rows.come(NODE, None);
+    assert!(rows.0.waits(waits) && rows.0.waits(longer));
+    assert!(!rows.forget_waiting(OTHER));
+    assert!(!rows.0.waits(waits) && !rows.0.waits(longer));
+    assert!(rows.0.holds(held) && rows.0.waits(next));
 }
 
 #[test]

@@ -46,28 +46,21 @@ impl Ledger {
     /// ```
     #[must_use = "some can be left"]
     pub fn forget(&mut self, node: NodeId, lease_end: u64, now: u64) -> bool {
-        self.forget_some(node, lease_end, now, |_| true)
+        self.forget_some(node, now, |place| place.lease_end == lease_end)
     }
 
-    /// Removes those of the places that wait, as [`forget`](Self::forget) does.
+    /// Removes all places of a node that wait, as [`forget`](Self::forget) does, whatever their leases.
     ///
-    /// They hold nothing, so they can go as soon as their process may be dead: it asks again with their tickets if it
-    /// lives. Until they are gone they are granted like others, to nobody.
+    /// They hold nothing, so they can go as soon as their process may be dead, which is when the shortest of its leases
+    /// has ended: it asks again with their tickets if it lives. Until they are gone they are granted like others, to
+    /// nobody.
     #[must_use = "some can be left"]
-    pub fn forget_waiting(&mut self, node: NodeId, lease_end: u64, now: u64) -> bool {
-        self.forget_some(node, lease_end, now, |place| place.ticket.is_some())
+    pub fn forget_waiting(&mut self, node: NodeId, now: u64) -> bool {
+        self.forget_some(node, now, |place| place.ticket.is_some())
     }
 
-    fn forget_some(
-        &mut self,
-        node: NodeId,
-        lease_end: u64,
-        now: u64,
-        is_meant: impl Fn(Place) -> bool,
-    ) -> bool {
-        let is_dead = |(id, place): &(&PlaceId, &Place)| {
-            id.node == node && place.lease_end == lease_end && is_meant(**place)
-        };
+    fn forget_some(&mut self, node: NodeId, now: u64, is_meant: impl Fn(Place) -> bool) -> bool {
+        let is_dead = |(id, place): &(&PlaceId, &Place)| id.node == node && is_meant(**place);
         let dead = self.places.iter().filter(is_dead);
         let mut dead: Vec<_> =
             dead.map(|(id, place)| (place.ticket.is_none(), id.n, *id)).collect();

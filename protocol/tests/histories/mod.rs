@@ -251,8 +251,8 @@ impl Action {
             Self::Forget { id, lease_end, waiting: false, now } => {
                 outcome.is_more = ledger.forget(id.node, *lease_end, *now);
             }
-            Self::Forget { id, lease_end, waiting: true, now } => {
-                outcome.is_more = ledger.forget_waiting(id.node, *lease_end, *now);
+            Self::Forget { id, waiting: true, now, .. } => {
+                outcome.is_more = ledger.forget_waiting(id.node, *now);
             }
         }
         outcome
