@@ -14,7 +14,7 @@ use super::{
     PeerMessage, Queries, Query, QueryError, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{BoundRate, Call, Caller, Grant, Ledger, NodeId, Op, PlaceId, Reply, Time};
+use crate::protocol::{BoundRate, Call, Grant, Ledger, NodeId, PlaceId, Reply, Time};
 use crate::sharded::{self, Guard, Sharded};
 use crate::sync::{Mutex, lock};
 
@@ -168,9 +168,6 @@ impl Shared {
 
 impl Counter for LedgerHandle {
     fn call(&self, node: NodeId, call: &Call, now: Time) -> Reply {
-        let Call { limit, headroom, for_all, max_waiting, recalls, .. } = *call;
-        let now = self.at(now);
-        let caller = Caller { now, limit, headroom, for_all, max_waiting, node, recalls };
         let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();
         let post = &mut |node: NodeId, grants: &[Grant]| match self.shared.mailbox(node) {
             Some(mailbox) => {
@@ -180,19 +177,7 @@ impl Counter for LedgerHandle {
             None => false,
         };
         let mut ledger = lock(&self.ledger);
-        ledger.settle_used(&call.used, caller.now);
-        let reply = match &call.op {
-            Op::Acquire { leaving, lease_ms, max_queue, ids } => {
-                ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, post)
-            }
-            Op::Release { ids } => ledger.release(caller, ids, post),
-            Op::Renew { lease_ms, ids } => ledger.renew(caller, *lease_ms, ids, post),
-            Op::Reassert { lease_ms, proofs } => ledger.reassert(caller, *lease_ms, proofs, post),
-            Op::Audit { most } => {
-                let found = ledger.audit(caller.now, node, *most as usize);
-                Reply { found, ..Reply::default() }
-            }
-        };
+        let reply = ledger.carry_out(node, call, self.at(now), post);
         // Released first, because a process may make a call as soon as it gets its hint.
         drop(ledger);
         for (mailbox, grants) in hints {

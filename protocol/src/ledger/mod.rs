@@ -40,6 +40,7 @@
 
 mod acquire;
 mod budgets;
+mod carry_out;
 mod coding;
 mod fair;
 mod fit;
