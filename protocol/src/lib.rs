@@ -25,6 +25,7 @@ mod moments;
 mod overrides;
 mod rate;
 mod reject;
+pub mod replica;
 pub mod session;
 mod time;
 
@@ -43,5 +44,6 @@ pub use self::ledger::{
 pub use self::overrides::{Mode, Override, Pause, PauseCause};
 pub use self::rate::Rate;
 pub use self::reject::RejectReason;
+pub use self::replica::Replica;
 pub use self::session::Session;
 pub use self::time::Time;

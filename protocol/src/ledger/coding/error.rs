@@ -8,7 +8,7 @@ use super::VERSION;
 use crate::ledger::Ledger;
 
 /// The error of [`Ledger::decode`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DecodeError {
     /// The version is not known, or may not be changed by a process of this one.

@@ -1,0 +1,111 @@
+//! The newest value that the process knows.
+
+use std::collections::BTreeMap;
+
+use super::value::{HEADER_LEN, Value, ValueError};
+use crate::id::{NodeId, PlaceId};
+use crate::ledger::{Grant, Ledger};
+
+/// A value, and what it says of this process's places.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Known {
+    /// The value is as of this revision of the store.
+    pub(super) revision: u64,
+    /// When it was last changed; 0: it is absent.
+    pub(super) changed: u64,
+    pub(super) content: Content,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Content {
+    Read(Box<Read>),
+    /// It is not read, so nothing is written.
+    Unreadable,
+}
+
+/// A value that was read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Read {
+    pub(super) value: Value,
+    /// What the ledger is as bytes, to tell whether another one differs.
+    pub(super) ledger: Vec<u8>,
+    pub(super) view: View,
+}
+
+/// What a ledger says of the places of one process, and of those of others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct View {
+    /// Its places, with their lease ends and the tickets of those that wait.
+    pub(super) own: BTreeMap<PlaceId, (u64, Option<u64>)>,
+    /// Whether places of other processes wait.
+    pub(super) others_wait: bool,
+}
+
+impl Known {
+    /// Nothing is known, so the key is taken for absent: if it is not, the first transaction loses.
+    pub(super) fn nothing(node: NodeId) -> Self {
+        let content = Content::Read(Box::new(Read::of(Value::default(), None, node)));
+        Self { revision: 0, changed: 0, content }
+    }
+
+    pub(super) fn read(
+        revision: u64,
+        bytes: Option<&[u8]>,
+        node: NodeId,
+    ) -> (Self, Option<ValueError>) {
+        let changed = if bytes.is_some() { revision } else { 0 };
+        let value = bytes.map_or_else(|| Ok(Value::default()), Value::decode);
+        let (content, error) = match value {
+            Ok(value) => (Content::Read(Box::new(Read::of(value, bytes, node))), None),
+            Err(error) => (Content::Unreadable, Some(error)),
+        };
+        (Self { revision, changed, content }, error)
+    }
+
+    pub(super) fn as_read(&self) -> Option<&Read> {
+        match &self.content {
+            Content::Read(read) => Some(read),
+            Content::Unreadable => None,
+        }
+    }
+}
+
+impl Read {
+    /// `bytes`: the encoded value; `None`: it is absent.
+    pub(super) fn of(value: Value, bytes: Option<&[u8]>, node: NodeId) -> Self {
+        let ledger = bytes.and_then(|bytes| bytes.get(HEADER_LEN..)).map(<[u8]>::to_vec);
+        let ledger = ledger.unwrap_or_else(|| {
+            let mut out = Vec::new();
+            value.ledger.encode(&mut out);
+            out
+        });
+        let view = View::of(&value.ledger, node);
+        Self { value, ledger, view }
+    }
+}
+
+impl View {
+    fn of(ledger: &Ledger, node: NodeId) -> Self {
+        let mut view = Self::default();
+        for (id, lease_end, ticket) in ledger.places() {
+            if id.node == node {
+                view.own.insert(id, (lease_end, ticket));
+            } else {
+                view.others_wait |= ticket.is_some();
+            }
+        }
+        view
+    }
+
+    pub(super) fn has_waiting(&self) -> bool {
+        self.own.values().any(|(_, ticket)| ticket.is_some())
+    }
+
+    /// The places of this process that waited before, and hold now.
+    pub(super) fn granted_since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = Grant> {
+        before.own.iter().filter(|(_, (_, ticket))| ticket.is_some()).filter_map(|(id, _)| {
+            let (lease_end, ticket) = *self.own.get(id)?;
+            ticket.is_none().then_some(Grant { id: *id, lease_end })
+        })
+    }
+}

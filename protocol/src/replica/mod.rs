@@ -1,0 +1,318 @@
+//! One process's replica of a semaphore that is stored as one value, under a key of a store with compare-and-swap.
+//!
+//! Such a store, like etcd, keeps for each key a value and the revision of its last change, but counts nothing: processes
+//! do that themselves. A [`Replica`] holds the newest [`Value`] that its process knows. It applies the process's pending
+//! calls to a copy of the ledger in it, and writes the copy with a [`Transaction`] that compares the revision. One that
+//! loses brings back the newest value, and the calls are applied to that.
+//!
+//! It is a pure state machine like the [`Ledger`](crate::Ledger) and the [`Session`](crate::Session). A driver passes the
+//! session's calls, values, and outcomes of transactions to `handle_*`, and takes the next transaction
+//! ([`Replica::poll_transaction`]) and events ([`Replica::poll_event`]) after each of these.
+//!
+//! # Why it is safe
+//!
+//! *One writer wins*: a transaction is carried out only if the value is still the one that it was made from. So the values
+//! of a key are a chain, each of which is the one before with some operations of a ledger, and whatever a ledger promises
+//! of a sequence of operations is true of the chain. *The replica only moves forward*: a value with a lower revision than
+//! the known one is ignored. So what it missed can cost a transaction, but cannot make a wrong grant. A watch may deliver
+//! late, twice or never.
+//!
+//! A call is answered only once a transaction with it was carried out, even if it changed nothing. The exception are calls
+//! that only ask while the replica is [fresh](Replica::handle_fresh). A transaction whose outcome is unknown is repeated
+//! with the same ids, which changes nothing if it was carried out. If it is carried out later, what it leaves is a stranger
+//! and is released.
+//!
+//! # What it leaves to others
+//!
+//! When a process is dead is not decided here: see [`Ended`]. The driver adds to each transaction the condition that the
+//! process's own lease runs, so that nothing is changed by a process whose places may be forgotten.
+//!
+//! # Examples
+//!
+//! ```
+//! use std::time::Duration;
+//! use tower_semaphore_protocol::replica::{Answer, Change, Event, Replica};
+//! use tower_semaphore_protocol::{Call, NodeId, Op, PlaceId, PlaceStatus, Time};
+//!
+//! let node = NodeId::new(7);
+//! let mut replica = Replica::new(node, Duration::from_secs(2));
+//! let ids = [PlaceId { node, poll_only: false, n: 1, bound: None, claim: None }].into();
+//! let acquire = Op::Acquire { leaving: vec![], lease_ms: 10_000, max_queue: Some(100), ids };
+//! replica.handle_call(1, Call { limit: 1, ..Call::of(acquire) });
+//!
+//! let transaction = replica.poll_transaction(Time::ZERO, 1_795_169_853_126_543).expect("a call");
+//! assert_eq!(transaction.changed, 0, "if the key is absent");
+//! assert!(matches!(transaction.change, Change::Put(_)));
+//!
+//! replica.handle_committed(5);
+//! let Some(Event::Answered { call: 1, answer: Answer::Reply(reply) }) = replica.poll_event() else { panic!() };
+//! assert_eq!(reply.statuses[0], PlaceStatus::Held);
+//! ```
+
+mod calls;
+mod event;
+mod known;
+mod own_places;
+mod rows;
+mod transaction;
+mod value;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use self::calls::{Calls, is_well_formed};
+pub use self::event::{Answer, Event};
+use self::known::{Content, Known, Read, View};
+use self::own_places::OwnPlaces;
+use self::rows::EndedRows;
+pub use self::rows::{Ended, Row};
+use self::transaction::Flight;
+pub use self::transaction::{Change, Transaction};
+pub use self::value::{Value, ValueError};
+use crate::call::Call;
+use crate::id::{NodeId, PlaceId};
+use crate::time::Time;
+
+/// The longest ledger, in bytes, to which waiting places are added: 256 KiB.
+const VALUE_MAX: usize = 256 * 1024;
+
+/// What one process knows of a semaphore that is stored as one value, and what it wants to write.
+///
+/// A process keeps it from before its first call for the semaphore until [`is_idle`](Self::is_idle), over all connections:
+/// a place in the value that it has never heard of is released.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Replica {
+    node: NodeId,
+    shortest_lease: Duration,
+    value_max: usize,
+    known: Known,
+    /// Until when calls that only ask are answered from what is known.
+    fresh_until: Time,
+    own: OwnPlaces,
+    calls: Calls,
+    ended: EndedRows,
+    flight: Option<Flight>,
+    events: VecDeque<Event>,
+}
+
+impl Replica {
+    /// Creates the replica of a process, which takes the key for absent until it learns otherwise. The store grants no
+    /// lease that is shorter than `shortest_lease`, and only such of whole seconds.
+    #[must_use]
+    pub fn new(node: NodeId, shortest_lease: Duration) -> Self {
+        Self {
+            node,
+            shortest_lease,
+            value_max: VALUE_MAX,
+            known: Known::nothing(node),
+            fresh_until: Time::ZERO,
+            own: OwnPlaces::default(),
+            calls: Calls::default(),
+            ended: EndedRows::default(),
+            flight: None,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Sets another bound than 256 KiB on the ledgers to which waiting places are added, in bytes. For tests.
+    pub fn set_value_max(&mut self, value_max: usize) {
+        self.value_max = value_max;
+    }
+
+    /// Takes a call. Calls are carried out in the order in which they are taken; `id` returns with the answer.
+    pub fn handle_call(&mut self, id: u64, call: Call) {
+        if !is_well_formed(&call, self.node) {
+            return self.answer(id, Answer::Refused);
+        }
+        self.own.handle_call(&call.op);
+        self.calls.push(id, call);
+        self.refuse_if_stopped();
+    }
+
+    /// Takes a value that a read or a watch brought; `None`: the key is absent. `revision` is the one at which the key was
+    /// changed last, or, if it is absent, any at which it was. A lower one than is known is ignored.
+    pub fn handle_value(&mut self, revision: u64, value: Option<&[u8]>) {
+        if revision > self.known.revision {
+            let (known, error) = Known::read(revision, value, self.node);
+            self.adopt(known, &[]);
+            self.events.extend(error.map(Event::Stopped));
+        }
+        self.refuse_if_stopped();
+    }
+
+    /// The transaction was carried out at this revision of the store.
+    pub fn handle_committed(&mut self, revision: u64) {
+        let Some(flight) = self.flight.take() else { return };
+        self.ended.handle_committed(&flight.forgotten);
+        let Flight { value, change, replies, .. } = flight;
+        let told: Vec<_> =
+            replies.iter().flat_map(|reply| &reply.granted).map(|grant| grant.id).collect();
+        for reply in replies {
+            self.answer_next(reply);
+        }
+        let (changed, bytes) = match &change {
+            Change::Put(bytes) => (revision, Some(&bytes[..])),
+            Change::Delete => (0, None),
+            Change::Nothing => return self.refuse_if_stopped(),
+        };
+        let value = if bytes.is_some() { value } else { Value::default() };
+        let read = Read::of(value, bytes, self.node);
+        if revision > self.known.revision {
+            self.adopt(Known { revision, changed, content: Content::Read(Box::new(read)) }, &told);
+        } else {
+            // A watch was faster, and brought what came after it.
+            self.tell_grants(&read.view, &told);
+        }
+        self.refuse_if_stopped();
+    }
+
+    /// The transaction was not carried out: one of its conditions was not met. The value and its revision are those of
+    /// that moment, as for [`handle_value`](Self::handle_value).
+    ///
+    /// If it was a condition beside the revision, the driver first does something about it, such as
+    /// [`handle_back`](Self::handle_back), or the next one is lost, too.
+    pub fn handle_lost(&mut self, revision: u64, value: Option<&[u8]>) {
+        self.flight = None;
+        self.handle_value(revision, value);
+    }
+
+    /// It is not known whether the transaction was carried out, and it may still be. The next one has the same calls, with
+    /// the same ids.
+    pub fn handle_unknown(&mut self) {
+        if let Some(flight) = self.flight.take() {
+            self.calls.handle_unknown(flight.replies.len());
+        }
+        self.refuse_if_stopped();
+    }
+
+    /// The store refused the transaction, and did nothing of it. Its calls are refused; what else it was to do is left for
+    /// the next one, before which the driver waits.
+    pub fn handle_refused(&mut self) {
+        if let Some(flight) = self.flight.take() {
+            self.refuse(flight.replies.len());
+        }
+    }
+
+    /// Drops all calls, because nobody waits for the answers any more: the session makes those again that it still needs.
+    /// What was sent may still be carried out.
+    pub fn handle_dropped(&mut self) {
+        self.flight = None;
+        self.calls.clear();
+    }
+
+    /// Nothing has been missed for so long that calls that only ask cannot be answered from what is known, until then.
+    pub fn handle_fresh(&mut self, until: Time) {
+        self.fresh_until = until;
+    }
+
+    /// A sign of life has ended, so its places are forgotten with the next transaction. `is_due`: this process is to make
+    /// one for that, if such places are known; otherwise with one that it makes for its calls.
+    pub fn handle_ended(&mut self, ended: Ended, is_due: bool) {
+        self.ended.handle_ended(ended, is_due);
+    }
+
+    /// The process has come back before its places were forgotten.
+    pub fn handle_back(&mut self, ended: Ended) {
+        self.ended.handle_back(ended);
+    }
+
+    /// The next transaction, if there is something to write or to ask; one at a time, until it has an outcome. `clock`: µs
+    /// since 1970 by the process's wall clock.
+    pub fn poll_transaction(&mut self, now: Time, clock: u64) -> Option<Transaction> {
+        while self.flight.is_none() && self.wants_transaction() {
+            let flight = self.prepare(clock)?;
+            if now < self.fresh_until && flight.needs_no_store() {
+                flight.replies.into_iter().for_each(|reply| self.answer_next(reply));
+                continue;
+            }
+            let (absent, change) = (flight.forgotten.removed.clone(), flight.change.clone());
+            self.flight = Some(flight);
+            return Some(Transaction { changed: self.known.changed, absent, change });
+        }
+        None
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether the process has no place and no call, so the replica can be dropped.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let has_places = self.known.as_read().is_some_and(|read| !read.view.own.is_empty());
+        self.calls.is_empty() && self.flight.is_none() && self.own.is_empty() && !has_places
+    }
+
+    /// The newest value that is known; `None` if it is not read.
+    #[must_use]
+    pub fn value(&self) -> Option<&Value> {
+        self.known.as_read().map(|read| &read.value)
+    }
+
+    /// The revision that the value is as of.
+    #[must_use]
+    pub const fn revision(&self) -> u64 {
+        self.known.revision
+    }
+
+    fn wants_transaction(&self) -> bool {
+        let Some(read) = self.known.as_read() else { return false };
+        !self.calls.is_empty()
+            || !self.strangers(read).is_empty()
+            || self.ended.is_due(&read.value.ledger)
+    }
+
+    /// Takes a newer value, and says what it means for this process; `told`: the grants that replies contain.
+    fn adopt(&mut self, known: Known, told: &[PlaceId]) {
+        let before = std::mem::replace(&mut self.known, known);
+        let before = before.as_read().map(|read| &read.view);
+        let nothing = View::default();
+        self.tell_grants(before.unwrap_or(&nothing), told);
+        let Some(read) = self.known.as_read() else { return };
+        let others_waited = before.is_some_and(|view| view.others_wait);
+        if read.view.others_wait && !others_waited && !read.view.own.is_empty() {
+            self.events.push_back(Event::Recalled);
+        }
+        if !read.value.is_promoted && read.view.has_waiting() {
+            self.events.push_back(Event::Freed);
+        }
+    }
+
+    /// Says which places were granted since, unless a reply does or the process has left them.
+    fn tell_grants(&mut self, before: &View, told: &[PlaceId]) {
+        let Some(read) = self.known.as_read() else { return };
+        let grants = read.view.granted_since(before);
+        let news = grants.filter(|grant| self.own.has(grant.id.n) && !told.contains(&grant.id));
+        self.events.extend(news.map(|grant| Event::Granted(grant.into())));
+    }
+
+    /// Answers the first call.
+    fn answer_next(&mut self, reply: crate::ledger::Reply) {
+        if let Some(pending) = self.calls.pop() {
+            self.own.handle_reply(&pending.call.op, &reply, &self.calls);
+            self.answer(pending.id, Answer::Reply(reply));
+        }
+    }
+
+    fn answer(&mut self, call: u64, answer: Answer) {
+        self.events.push_back(Event::Answered { call, answer });
+    }
+
+    /// Refuses the first calls.
+    fn refuse(&mut self, count: usize) {
+        for pending in (0..count).map_while(|_| self.calls.pop()) {
+            if !pending.in_doubt {
+                self.own.handle_refused(&pending.call.op);
+            }
+            let answer = if pending.in_doubt { Answer::Failed } else { Answer::Refused };
+            self.events.push_back(Event::Answered { call: pending.id, answer });
+        }
+    }
+
+    fn refuse_if_stopped(&mut self) {
+        if self.flight.is_none() && self.known.as_read().is_none() {
+            self.refuse(self.calls.len());
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Leases of the store in place of lease ends, and those that have ended.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::id::NodeId;
+use crate::ledger::Ledger;
+
+/// The lease end of a place is this plus the length of its lease, ms: above every time, and below the tickets.
+pub(super) const ROW_BASE: u64 = 90_000_000_000_000;
+
+/// The places of one process that have one length of lease.
+///
+/// The store has a lease for each row, which the process keeps alive: no place has a lease of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Row {
+    /// The process.
+    pub node: NodeId,
+    /// The length of the lease, in whole seconds.
+    pub seconds: u64,
+}
+
+impl Row {
+    /// The longest lease, 316 years.
+    pub(super) const LONGEST_S: u64 = 9_999_999_999;
+
+    /// The row of a place of this process whose policy asks for a lease of this length, where the store grants leases of
+    /// whole seconds, and none shorter than `shortest`.
+    #[must_use]
+    pub fn of(node: NodeId, lease_ms: u64, shortest: Duration) -> Self {
+        let shortest = u64::try_from(shortest.as_millis()).unwrap_or(u64::MAX);
+        let seconds = lease_ms.max(shortest).div_ceil(1000).clamp(1, Self::LONGEST_S);
+        Self { node, seconds }
+    }
+
+    /// The lease end of its places, ms, which is no time.
+    #[must_use]
+    pub const fn lease_end(self) -> u64 {
+        ROW_BASE + self.seconds * 1000
+    }
+}
+
+/// A sign of life that has ended, and so which places are forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Ended {
+    /// That of a row, and the grace after it: all places of the row go.
+    Row(Row),
+    /// The shortest of a process: its places that wait go, whatever their rows. They hold nothing, so no grace is needed.
+    Waiting(NodeId),
+}
+
+impl Ended {
+    fn has_places(self, ledger: &Ledger) -> bool {
+        ledger.places().any(|(id, lease_end, ticket)| match self {
+            Self::Row(row) => id.node == row.node && lease_end == row.lease_end(),
+            Self::Waiting(node) => id.node == node && ticket.is_some(),
+        })
+    }
+
+    /// Returns whether some are left.
+    fn forget(self, ledger: &mut Ledger, time: u64) -> bool {
+        match self {
+            Self::Row(row) => ledger.forget(row.node, row.lease_end(), time),
+            Self::Waiting(node) => ledger.forget_waiting(node, time),
+        }
+    }
+}
+
+/// The signs of life that have ended and whose places may still be there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct EndedRows {
+    /// Each with whether this process is to forget it, even if it has no call to make.
+    ended: BTreeMap<Ended, bool>,
+}
+
+/// What a transaction forgets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Forgotten {
+    /// Those whose places it removes: each must be absent still.
+    pub(super) removed: Vec<Ended>,
+    /// Those of which none is left.
+    pub(super) settled: Vec<Ended>,
+}
+
+impl EndedRows {
+    pub(super) fn handle_ended(&mut self, ended: Ended, is_due: bool) {
+        *self.ended.entry(ended).or_default() |= is_due;
+    }
+
+    pub(super) fn handle_back(&mut self, ended: Ended) {
+        self.ended.remove(&ended);
+    }
+
+    pub(super) fn handle_committed(&mut self, forgotten: &Forgotten) {
+        for ended in &forgotten.settled {
+            self.ended.remove(ended);
+        }
+    }
+
+    /// Whether this process is to forget some of the places of this ledger.
+    pub(super) fn is_due(&self, ledger: &Ledger) -> bool {
+        let mut due = self.ended.iter().filter(|(_, is_due)| **is_due);
+        due.any(|(ended, _)| ended.has_places(ledger))
+    }
+
+    /// Removes what has ended, up to the bound on the work of one operation.
+    pub(super) fn forget(&self, ledger: &mut Ledger, time: u64) -> Forgotten {
+        let mut forgotten = Forgotten::default();
+        for ended in self.ended.keys().copied() {
+            if ended.has_places(ledger) {
+                forgotten.removed.push(ended);
+                if ended.forget(ledger, time) {
+                    break;
+                }
+            }
+            forgotten.settled.push(ended);
+        }
+        forgotten
+    }
+}
