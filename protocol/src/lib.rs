@@ -6,6 +6,9 @@
 //! are results. This crate has no clock, lock, waker, task or socket, so the model and the simulation of
 //! [`tower-semaphore`](https://docs.rs/tower-semaphore) explore the code that ships.
 //!
+//! Where permits are stored in something that counts nothing, a [`Replica`] is a third machine: one process's view of a
+//! ledger that is stored as one value.
+//!
 //! The README describes the protocol. Use this crate to write a backend of your own; `tower_semaphore::protocol` is the
 //! same. Unstable, except for the types that `tower_semaphore` exports without a feature: anything else may change in any
 //! release.

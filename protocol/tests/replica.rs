@@ -1,12 +1,12 @@
 //! Replicas of a semaphore in a store that counts nothing: what histories with all faults leave, and single rules.
 
-mod fleet;
+mod replicas;
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
-use self::fleet::steps::history;
-use self::fleet::{Counts, Fault, Fleet};
+use self::replicas::steps::history;
+use self::replicas::{Counts, Fault, Fleet};
 
 fn runner(cases: u32) -> TestRunner {
     let config = Config { cases, failure_persistence: None, ..Config::default() };

@@ -343,18 +343,18 @@ fn a_dead_row_is_forgotten_if_it_is_still_absent() {
     two.acquire(NODE, &[1]);
     two.commit(NODE);
     two.events(NODE);
-    let row = Ended::Row(Row { node: OTHER, seconds: 10 });
-    two.own.handle_ended(row, false);
+    let row = Row { node: OTHER, seconds: 10 };
+    two.own.handle_ended(Ended::Row(row), false);
     assert_eq!(two.poll(NODE), None, "another process is to do it");
     two.own.handle_back(row);
-    two.own.handle_ended(row, true);
+    two.own.handle_ended(Ended::Row(row), true);
     let transaction = two.poll(NODE).expect("a transaction");
     assert_eq!(transaction.absent, [row]);
 
     two.own.handle_lost(two.revision, two.bytes.clone().as_deref());
     two.own.handle_back(row);
     assert_eq!(two.poll(NODE), None, "it has come back");
-    two.own.handle_ended(row, true);
+    two.own.handle_ended(Ended::Row(row), true);
     two.commit(NODE);
     assert_eq!(two.events(NODE), [Event::Freed], "who waits is to make a call");
     two.call(NODE, Op::Release { ids: Ids::new() });
@@ -371,7 +371,8 @@ fn what_is_forgotten_is_granted_with_it_if_there_is_a_call() {
     two.acquire(NODE, &[1]);
     two.commit(NODE);
     two.events(NODE);
-    for ended in [Ended::Waiting(OTHER), Ended::Row(Row { node: OTHER, seconds: 10 })] {
+    let row = Row { node: OTHER, seconds: 10 };
+    for ended in [Ended::Waiting(row), Ended::Row(row)] {
         two.own.handle_ended(ended, false);
     }
     two.call(NODE, renew(NODE, &[1]));

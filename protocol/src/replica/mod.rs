@@ -211,9 +211,9 @@ impl Replica {
         self.ended.handle_ended(ended, is_due);
     }
 
-    /// The process has come back before its places were forgotten.
-    pub fn handle_back(&mut self, ended: Ended) {
-        self.ended.handle_back(ended);
+    /// The sign of life of a row has come back before its places were forgotten.
+    pub fn handle_back(&mut self, row: Row) {
+        self.ended.handle_back(row);
     }
 
     /// The next transaction, if there is something to write or to ask; one at a time, until it has an outcome. `clock`: µs
@@ -225,7 +225,7 @@ impl Replica {
                 flight.replies.into_iter().for_each(|reply| self.answer_next(reply));
                 continue;
             }
-            let (absent, change) = (flight.forgotten.removed.clone(), flight.change.clone());
+            let (absent, change) = (flight.forgotten.rows.clone(), flight.change.clone());
             self.flight = Some(flight);
             return Some(Transaction { changed: self.known.changed, absent, change });
         }
@@ -242,6 +242,12 @@ impl Replica {
     pub fn is_idle(&self) -> bool {
         let has_places = self.known.as_read().is_some_and(|read| !read.view.own.is_empty());
         self.calls.is_empty() && self.flight.is_none() && self.own.is_empty() && !has_places
+    }
+
+    /// Whether the newest value that is known has places that go with this sign of life.
+    #[must_use]
+    pub fn has_places_of(&self, ended: Ended) -> bool {
+        self.known.as_read().is_some_and(|read| ended.has_places(&read.value.ledger))
     }
 
     /// The newest value that is known; `None` if it is not read.

@@ -17,43 +17,48 @@ pub struct Row {
     /// The process.
     pub node: NodeId,
     /// The length of the lease, in whole seconds.
-    pub seconds: u64,
+    pub seconds: u32,
 }
 
 impl Row {
-    /// The longest lease, 316 years.
-    pub(super) const LONGEST_S: u64 = 9_999_999_999;
-
     /// The row of a place of this process whose policy asks for a lease of this length, where the store grants leases of
     /// whole seconds, and none shorter than `shortest`.
     #[must_use]
     pub fn of(node: NodeId, lease_ms: u64, shortest: Duration) -> Self {
         let shortest = u64::try_from(shortest.as_millis()).unwrap_or(u64::MAX);
-        let seconds = lease_ms.max(shortest).div_ceil(1000).clamp(1, Self::LONGEST_S);
-        Self { node, seconds }
+        let seconds = lease_ms.max(shortest).div_ceil(1000).max(1);
+        Self { node, seconds: u32::try_from(seconds).unwrap_or(u32::MAX) }
     }
 
     /// The lease end of its places, ms, which is no time.
     #[must_use]
     pub const fn lease_end(self) -> u64 {
-        ROW_BASE + self.seconds * 1000
+        ROW_BASE + self.seconds as u64 * 1000
     }
 }
 
-/// A sign of life that has ended, and so which places are forgotten.
+/// A sign of life that has ended, and so which places are forgotten. Those that wait come first, or they would be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ended {
+    /// That of the shortest row of a process: its places that wait go, whatever their rows. They hold nothing, so no grace
+    /// is needed.
+    Waiting(Row),
     /// That of a row, and the grace after it: all places of the row go.
     Row(Row),
-    /// The shortest of a process: its places that wait go, whatever their rows. They hold nothing, so no grace is needed.
-    Waiting(NodeId),
 }
 
 impl Ended {
-    fn has_places(self, ledger: &Ledger) -> bool {
+    /// The row whose sign of life it is.
+    #[must_use]
+    pub const fn row(self) -> Row {
+        let (Self::Row(row) | Self::Waiting(row)) = self;
+        row
+    }
+
+    pub(super) fn has_places(self, ledger: &Ledger) -> bool {
         ledger.places().any(|(id, lease_end, ticket)| match self {
             Self::Row(row) => id.node == row.node && lease_end == row.lease_end(),
-            Self::Waiting(node) => id.node == node && ticket.is_some(),
+            Self::Waiting(row) => id.node == row.node && ticket.is_some(),
         })
     }
 
@@ -61,7 +66,7 @@ impl Ended {
     fn forget(self, ledger: &mut Ledger, time: u64) -> bool {
         match self {
             Self::Row(row) => ledger.forget(row.node, row.lease_end(), time),
-            Self::Waiting(node) => ledger.forget_waiting(node, time),
+            Self::Waiting(row) => ledger.forget_waiting(row.node, time),
         }
     }
 }
@@ -76,8 +81,8 @@ pub(super) struct EndedRows {
 /// What a transaction forgets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Forgotten {
-    /// Those whose places it removes: each must be absent still.
-    pub(super) removed: Vec<Ended>,
+    /// The rows whose places it removes: their signs of life must still be absent.
+    pub(super) rows: Vec<Row>,
     /// Those of which none is left.
     pub(super) settled: Vec<Ended>,
 }
@@ -87,8 +92,8 @@ impl EndedRows {
         *self.ended.entry(ended).or_default() |= is_due;
     }
 
-    pub(super) fn handle_back(&mut self, ended: Ended) {
-        self.ended.remove(&ended);
+    pub(super) fn handle_back(&mut self, row: Row) {
+        self.ended.retain(|ended, _| ended.row() != row);
     }
 
     pub(super) fn handle_committed(&mut self, forgotten: &Forgotten) {
@@ -108,7 +113,9 @@ impl EndedRows {
         let mut forgotten = Forgotten::default();
         for ended in self.ended.keys().copied() {
             if ended.has_places(ledger) {
-                forgotten.removed.push(ended);
+                if !forgotten.rows.contains(&ended.row()) {
+                    forgotten.rows.push(ended.row());
+                }
                 if ended.forget(ledger, time) {
                     break;
                 }

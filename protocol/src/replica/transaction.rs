@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Replica;
 use super::calls::only_asks;
 use super::known::Read;
-use super::rows::{Ended, Forgotten, Row};
+use super::rows::{Forgotten, Row};
 use super::value::{HEADER_LEN, Value};
 use crate::call::{Call, Op};
 use crate::id::PlaceId;
@@ -22,8 +22,8 @@ const STRANGERS_MAX: usize = 512;
 pub struct Transaction {
     /// The revision at which the key must have been changed last; 0: it must be absent.
     pub changed: u64,
-    /// The signs of life that must be absent, because their places are forgotten.
-    pub absent: Vec<Ended>,
+    /// The rows whose signs of life must be absent, because their places are forgotten.
+    pub absent: Vec<Row>,
     /// What becomes of the key.
     pub change: Change,
 }
@@ -68,7 +68,7 @@ impl Replica {
         for id in strangers.iter().take(STRANGERS_MAX) {
             ledger.revoke(*id, true, time);
         }
-        let is_removed = !forgotten.removed.is_empty() || !strangers.is_empty();
+        let is_removed = !forgotten.rows.is_empty() || !strangers.is_empty();
         let is_long = read.ledger.len() >= self.value_max;
         let replies: Vec<_> = self
             .calls

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use super::rows::{ROW_BASE, Row};
+use super::rows::ROW_BASE;
 use crate::id::NodeId;
 use crate::ledger::{DecodeError, Ledger};
 
@@ -22,6 +22,9 @@ const NOT_PROMOTED: u8 = 1;
 
 /// The latest time, µs: no lease end is reached, whatever the clocks say.
 pub(super) const TIME_MAX: u64 = ROW_BASE * 1000 - 1;
+
+/// The lease end of the longest lease, ms.
+const LEASE_END_MAX: u64 = ROW_BASE + u32::MAX as u64 * 1000;
 
 /// One semaphore as it is stored under one key of a store.
 ///
@@ -109,7 +112,7 @@ impl Value {
             ledger: Ledger::decode(ledger).map_err(ValueError::Ledger)?,
         };
         for (_, lease_end, _) in value.ledger.places() {
-            within("lease end", lease_end, ROW_BASE + 1000..=ROW_BASE + Row::LONGEST_S * 1000)?;
+            within("lease end", lease_end, ROW_BASE + 1000..=LEASE_END_MAX)?;
             within("milliseconds of a lease end", lease_end % 1000, 0..=0)?;
         }
         Ok(value)

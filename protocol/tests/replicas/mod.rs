@@ -18,8 +18,8 @@ use self::store::{Outcome, Request, Store};
 pub(crate) const BEGAN: u64 = 1_795_169_853_126_543;
 /// The lengths of leases that policies ask for, and those that the store grants.
 pub(crate) const LEASES_MS: [u64; 2] = [1_500, 9_500];
-pub(crate) const LEASES_S: [u64; 2] = [SHORT_S, 10];
-pub(crate) const SHORT_S: u64 = 2;
+pub(crate) const LEASES_S: [u32; 2] = [SHORT_S, 10];
+pub(crate) const SHORT_S: u32 = 2;
 
 pub(crate) struct Fleet {
     pub(crate) store: Store,
@@ -307,7 +307,7 @@ impl Fleet {
         }
     }
 
-    fn lapse(&mut self, at: usize, seconds: u64) {
+    fn lapse(&mut self, at: usize, seconds: u32) {
         let node = self.processes[at].node;
         self.store.signs.remove(&(node, seconds));
         self.spread_life(node, seconds, false);
@@ -322,12 +322,13 @@ impl Fleet {
         }
     }
 
-    fn spread_life(&mut self, node: NodeId, seconds: u64, is_back: bool) {
+    fn spread_life(&mut self, node: NodeId, seconds: u32, is_back: bool) {
         for process in self.processes.iter_mut().filter(|process| process.node != node) {
+            let row = Row { node, seconds };
             if seconds == SHORT_S {
-                process.life.push_back((Ended::Waiting(node), is_back));
+                process.life.push_back((Ended::Waiting(row), is_back));
             }
-            process.life.push_back((Ended::Row(Row { node, seconds }), is_back));
+            process.life.push_back((Ended::Row(row), is_back));
         }
     }
 

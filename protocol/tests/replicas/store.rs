@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tower_semaphore_protocol::replica::{Change, Ended, Transaction, Value};
+use tower_semaphore_protocol::replica::{Change, Row, Transaction, Value};
 use tower_semaphore_protocol::{NodeId, PlaceId};
 
-use super::{Fault, SHORT_S};
+use super::Fault;
 
 /// A transaction on its way, and what is remembered of its making.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct Version {
     /// When it was written.
     pub(crate) step: usize,
     /// The signs of life that were there.
-    pub(crate) signs: BTreeSet<(NodeId, u64)>,
+    pub(crate) signs: BTreeSet<(NodeId, u32)>,
 }
 
 /// What becomes of a transaction.
@@ -41,7 +41,7 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Store {
     revision: u64,
-    pub(crate) signs: BTreeSet<(NodeId, u64)>,
+    pub(crate) signs: BTreeSet<(NodeId, u32)>,
     pub(crate) history: Vec<Version>,
 }
 
@@ -73,7 +73,8 @@ impl Store {
         let newest = self.newest();
         let is_newest = *changed == if newest.bytes.is_some() { newest.revision } else { 0 };
         let is_alive = super::LEASES_S.iter().all(|s| self.signs.contains(&(request.node, *s)));
-        let is_absent = absent.iter().all(|ended| !self.signs.contains(&sign_of(*ended)));
+        let is_absent =
+            absent.iter().all(|Row { node, seconds }| !self.signs.contains(&(*node, *seconds)));
         if fault == Fault::ForgetsLiving && is_newest
             || fault == Fault::NoCompare && is_absent
             || fault == Fault::DeadWrite && is_newest && is_absent
@@ -100,14 +101,6 @@ impl Store {
     pub(crate) fn version(&self, revision: u64) -> &Version {
         let at = self.history.partition_point(|version| version.revision <= revision);
         &self.history[at - 1]
-    }
-}
-
-/// The sign of life that this is about.
-pub(crate) fn sign_of(ended: Ended) -> (NodeId, u64) {
-    match ended {
-        Ended::Row(row) => (row.node, row.seconds),
-        Ended::Waiting(node) => (node, SHORT_S),
     }
 }
 

@@ -112,8 +112,8 @@ fn check_forgotten(before: &Places, after: &Places, version: &Version) -> Result
     let Some(by) = &version.by else { return Ok(()) };
     let gone = before.iter().filter(|(id, _)| !after.contains_key(id) && id.node != by.node);
     for (id, (lease_end, ticket)) in gone {
-        let shows_life = |node: NodeId, seconds| version.signs.contains(&(node, seconds));
-        let lives = shows_life(id.node, lease_end % 1_000_000_000 / 1000);
+        let shows_life = |node: NodeId, seconds: u32| version.signs.contains(&(node, seconds));
+        let lives = shows_life(id.node, u32::try_from(lease_end % 1_000_000_000 / 1000).unwrap());
         let may_wait = ticket.is_none() || shows_life(id.node, SHORT_S);
         if lives && may_wait {
             return Err(format!("{id} is forgotten, and its process lives"));

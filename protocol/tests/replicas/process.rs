@@ -59,7 +59,7 @@ impl Process {
     pub(crate) fn new(node: NodeId, limit: u32, fault: Fault) -> Self {
         Self {
             node,
-            replica: Replica::new(node, Duration::from_secs(SHORT_S)),
+            replica: Replica::new(node, Duration::from_secs(SHORT_S.into())),
             is_alive: true,
             mine: Vec::new(),
             pending: BTreeMap::new(),
@@ -259,7 +259,7 @@ impl Process {
     pub(crate) fn take_life(&mut self, all: bool) {
         while let Some((ended, is_back)) = self.life.pop_front() {
             if is_back {
-                self.replica.handle_back(ended);
+                self.replica.handle_back(ended.row());
             } else {
                 self.replica.handle_ended(ended, true);
             }
