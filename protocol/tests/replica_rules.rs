@@ -287,7 +287,7 @@ fn time_goes_on_whatever_the_clocks_say() {
     two.commit(NODE);
     let time = |two: &Two| two.own.value().expect("a value").time;
     let before = time(&two);
-    two.clock = 0;
+    two.clock -= 5_000_000;
     two.acquire(OTHER, &[1]);
     two.commit(OTHER);
     assert_eq!(time(&two), before + 1);
@@ -299,6 +299,14 @@ fn time_goes_on_whatever_the_clocks_say() {
     two.commit(OTHER);
     let ledger = &two.own.value().expect("a value").ledger;
     assert_eq!((ledger.in_use(), ledger.waiting()), (1, 3), "no lease has ended");
+    two.clock = CLOCK;
+    two.acquire(OTHER, &[4]);
+    two.commit(OTHER);
+    assert_eq!(time(&two), two.clock, "the clock that was far ahead is not believed");
+    two.call(NODE, release(NODE, 1));
+    two.commit(NODE);
+    let held = two.own.value().expect("a value").ledger.places().find(|place| place.2.is_none());
+    assert_eq!(held.map(|place| place.0), Some(place(OTHER, 1)), "the order stays");
     let bytes = two.bytes.clone().expect("a value");
     assert!(Value::decode(&bytes).is_ok());
 }

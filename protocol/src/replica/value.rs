@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::rows::ROW_BASE;
 use crate::id::NodeId;
-use crate::ledger::{DecodeError, Ledger};
+use crate::ledger::{DecodeError, Ledger, TICKET_MIN};
 
 /// The version of the header.
 const VERSION: u8 = 1;
@@ -22,6 +22,9 @@ const NOT_PROMOTED: u8 = 1;
 
 /// The latest time, µs: no lease end is reached, whatever the clocks say.
 pub(super) const TIME_MAX: u64 = ROW_BASE * 1000 - 1;
+
+/// How far ahead of its writer's clock a value may be, µs.
+const AHEAD_MAX: u64 = 10_000_000;
 
 /// The lease end of the longest lease, ms.
 const LEASE_END_MAX: u64 = ROW_BASE + u32::MAX as u64 * 1000;
@@ -43,8 +46,8 @@ const LEASE_END_MAX: u64 = ROW_BASE + u32::MAX as u64 * 1000;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Value {
-    /// When it was written, µs since 1970 by the writer's clock, but later than the value before. Makes tickets and turns;
-    /// nothing ends by it.
+    /// When it was written, µs since 1970 by the writer's clock: see [`next_time`](Self::next_time). Makes tickets and
+    /// turns; no place ends by it.
     pub time: u64,
     /// All intents up to this revision are carried out. There are none yet: it is kept as it is.
     pub helped: u64,
@@ -66,11 +69,17 @@ impl Default for Value {
 
 impl Value {
     /// The time of the next value, if its writer's clock is at `clock`, µs since 1970.
+    ///
+    /// It is later than the time of this value, unless that is more than 10 s ahead of the clock: then a clock was wrong,
+    /// and rates and budgets would stand still until it is reached.
     #[must_use]
     pub fn next_time(&self, clock: u64) -> u64 {
         // Tickets are times, and below these are lease ends.
-        let clock = clock.clamp(crate::ledger::TICKET_MIN, TIME_MAX);
-        clock.max(self.time.saturating_add(1)).min(TIME_MAX)
+        let clock = clock.clamp(TICKET_MIN, TIME_MAX);
+        if self.time > clock + AHEAD_MAX {
+            return clock;
+        }
+        clock.max(self.time + 1).min(TIME_MAX)
     }
 
     /// The value as bytes. Equal semaphores have equal bytes behind the header.
