@@ -1,9 +1,9 @@
-//! What a replica says.
+//! Events of a replica.
 
 use super::value::ValueError;
 use crate::ledger::{Hint, Reply};
 
-/// Something that happened, in the order in which it did.
+/// An event. Events are in the order in which they happened.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A call has its answer.
@@ -13,15 +13,15 @@ pub enum Event {
         /// The answer.
         answer: Answer,
     },
-    /// A waiting place of this process was granted, by another process or without a reply that says so.
+    /// A waiting place of this process was granted, and no reply says so.
     Granted(Hint),
-    /// A place of another process waits, and none did: permits that this process keeps for its own next requests are to
-    /// be given back.
+    /// A place of another process waits, and none did before: give back permits that are kept for this process's own next
+    /// requests.
     Recalled,
-    /// Places were removed by a process that did not know the limit, while a place of this process waits: a call that
-    /// promotes is to be made, such as a renewal.
+    /// A process that does not know the limit removed places, and a place of this process waits: make a call that promotes,
+    /// such as a renewal.
     Freed,
-    /// The newest value is not read, so nothing is written and calls are refused until a value that is read replaces it.
+    /// The newest value cannot be read. Nothing is written, and calls are refused, until another value replaces it.
     Stopped(ValueError),
 }
 
@@ -30,9 +30,9 @@ pub enum Event {
 pub enum Answer {
     /// It was carried out. Lease ends in the reply say which lease a place has, and are no times.
     Reply(Reply),
-    /// Nothing was done of it: the store refused the transaction, the newest value is not read, or the call names a place
-    /// twice or one of another process.
+    /// It was not carried out: the store refused the transaction, the newest value cannot be read, or the call names a place
+    /// twice or a place of another process.
     Refused,
-    /// The same, but an earlier transaction with it had an unknown outcome, so it may have been carried out.
+    /// It was refused, but an earlier transaction with it had an unknown outcome, so it may have been carried out.
     Failed,
 }

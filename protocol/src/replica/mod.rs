@@ -12,20 +12,22 @@
 //! # Why it is safe
 //!
 //! *One writer wins*: a transaction is carried out only if the value is still the one that it was made from. So the values
-//! of a key are a chain, each of which is the one before with some operations of a ledger, and whatever a ledger promises
-//! of a sequence of operations is true of the chain. *The replica only moves forward*: a value with a lower revision than
-//! the known one is ignored. So what it missed can cost a transaction, but cannot make a wrong grant. A watch may deliver
-//! late, twice or never.
+//! of a key are a chain: each is the one before, after some operations of a ledger. Whatever a ledger promises for a
+//! sequence of operations is true of the chain. *The replica only moves forward*: it ignores a value with a lower revision
+//! than the known one. A replica that is behind can lose transactions, but cannot make a wrong grant, so a watch may
+//! deliver late, twice or never.
 //!
-//! A call is answered only once a transaction with it was carried out, even if it changed nothing. The exception are calls
-//! that only ask while the replica is [fresh](Replica::handle_fresh). A transaction whose outcome is unknown is repeated
-//! with the same ids, which changes nothing if it was carried out. If it is carried out later, what it leaves is a stranger
-//! and is released.
+//! A call is answered only once a transaction with it was carried out, even if it changed nothing. The exception is a call
+//! that only asks while the replica is [fresh](Replica::handle_fresh). A transaction whose outcome is unknown is repeated
+//! with the same ids, which changes nothing if it was carried out. If it is carried out later, the places that it leaves
+//! are released as strangers.
+//!
+//! The README has the rules, under "A semaphore as one value".
 //!
 //! # What it leaves to others
 //!
-//! When a process is dead is not decided here: see [`Ended`]. The driver adds to each transaction the condition that the
-//! process's own lease runs, so that nothing is changed by a process whose places may be forgotten.
+//! The replica does not decide whether a process is dead: see [`Ended`]. The driver adds to each transaction the condition
+//! that its own process's sign of life is there, so that a process whose places may be forgotten changes nothing.
 //!
 //! # Examples
 //!
@@ -76,10 +78,10 @@ use crate::time::Time;
 /// The longest ledger, in bytes, to which waiting places are added: 256 KiB.
 const VALUE_MAX: usize = 256 * 1024;
 
-/// What one process knows of a semaphore that is stored as one value, and what it wants to write.
+/// One process's view of a semaphore that is stored as one value.
 ///
 /// A process keeps it from before its first call for the semaphore until [`is_idle`](Self::is_idle), over all connections:
-/// a place in the value that it has never heard of is released.
+/// it releases places of the process that it has never heard of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Replica {
     node: NodeId,
@@ -185,7 +187,7 @@ impl Replica {
         self.refuse_if_stopped();
     }
 
-    /// The store refused the transaction, and did nothing of it. Its calls are refused; what else it was to do is left for
+    /// The store refused the transaction, which was not carried out. Its calls are refused. Anything else in it is left for
     /// the next one, before which the driver waits.
     pub fn handle_refused(&mut self) {
         if let Some(flight) = self.flight.take() {
@@ -193,20 +195,21 @@ impl Replica {
         }
     }
 
-    /// Drops all calls, because nobody waits for the answers any more: the session makes those again that it still needs.
-    /// What was sent may still be carried out.
+    /// Drops all calls without an answer, as when a connection breaks: the session makes those again that it still needs. A
+    /// transaction in flight may still be carried out.
     pub fn handle_dropped(&mut self) {
         self.flight = None;
         self.calls.clear();
     }
 
-    /// Nothing has been missed for so long that calls that only ask cannot be answered from what is known, until then.
+    /// The known value is recent: until then, calls that only ask are answered from it. The driver says so after a read, or
+    /// when a watch reports its progress.
     pub fn handle_fresh(&mut self, until: Time) {
         self.fresh_until = until;
     }
 
-    /// A sign of life has ended, so its places are forgotten with the next transaction. `is_due`: this process is to make
-    /// one for that, if such places are known; otherwise with one that it makes for its calls.
+    /// A sign of life has ended: the next transaction forgets its places. With `is_due`, one is made for that, if the known
+    /// value has such places; otherwise they go with one that is made for calls.
     pub fn handle_ended(&mut self, ended: Ended, is_due: bool) {
         self.ended.handle_ended(ended, is_due);
     }
@@ -216,8 +219,8 @@ impl Replica {
         self.ended.handle_back(row);
     }
 
-    /// The next transaction, if there is something to write or to ask; one at a time, until it has an outcome. `clock`: µs
-    /// since 1970 by the process's wall clock.
+    /// Returns the next transaction, if there is something to write or to ask, and none in flight. `clock`: µs since 1970 by
+    /// the process's wall clock.
     pub fn poll_transaction(&mut self, now: Time, clock: u64) -> Option<Transaction> {
         while self.flight.is_none() && self.wants_transaction() {
             let flight = self.prepare(clock)?;
@@ -232,12 +235,12 @@ impl Replica {
         None
     }
 
-    /// The next event.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Whether the process has no place and no call, so the replica can be dropped.
+    /// Returns whether the process has no place and no call, so that the replica can be dropped.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let has_places = self.known.as_read().is_some_and(|read| !read.view.own.is_empty());

@@ -7,7 +7,7 @@ use crate::call::Op;
 use crate::id::PlaceId;
 use crate::ledger::{PlaceStatus, Reply};
 
-/// The numbers of the places that the process has, or asks for. Whatever else the store has of it is a stranger.
+/// The numbers of the places that the process has or asks for. Any other place of it in a value is a stranger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct OwnPlaces(BTreeSet<u64>);
 
@@ -31,7 +31,7 @@ impl OwnPlaces {
         }
     }
 
-    /// Takes a reply. `later`: the calls that are made after this one.
+    /// Takes a reply. `later`: the calls after this one.
     pub(super) fn handle_reply(&mut self, op: &Op, reply: &Reply, later: &Calls) {
         let ids: &mut dyn Iterator<Item = &PlaceId> = match op {
             Op::Acquire { ids, .. } | Op::Renew { ids, .. } => &mut ids.iter(),
@@ -47,7 +47,7 @@ impl OwnPlaces {
         }
     }
 
-    /// The store did nothing of this call.
+    /// Takes a refusal: the call was not carried out.
     pub(super) fn handle_refused(&mut self, op: &Op) {
         if let Op::Acquire { ids, .. } = op {
             ids.iter().for_each(|id| _ = self.0.remove(&id.n));

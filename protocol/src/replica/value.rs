@@ -31,8 +31,8 @@ const LEASE_END_MAX: u64 = ROW_BASE + u32::MAX as u64 * 1000;
 
 /// One semaphore as it is stored under one key of a store.
 ///
-/// A [`Replica`](super::Replica) reads and writes these. Whatever else reads or changes a semaphore, as an operator does
-/// who revokes a place, uses it with the same compare-and-swap.
+/// A [`Replica`](super::Replica) reads and writes these. An operator's process that lists or revokes places reads and writes
+/// them, too, with the same compare-and-swap.
 ///
 /// # Examples
 ///
