@@ -1,7 +1,5 @@
 //! The newest value that the process knows.
 
-use std::collections::BTreeMap;
-
 use super::value::{HEADER_LEN, Value, ValueError};
 use crate::id::{NodeId, PlaceId};
 use crate::ledger::{Grant, Ledger};
@@ -35,8 +33,8 @@ pub(super) struct Read {
 /// What a ledger says of the places of one process, and of those of others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct View {
-    /// Its places, with their lease ends and the tickets of those that wait.
-    pub(super) own: BTreeMap<PlaceId, (u64, Option<u64>)>,
+    /// Its places in the order of their numbers, with their lease ends and the tickets of those that wait.
+    pub(super) own: Vec<(PlaceId, u64, Option<u64>)>,
     /// Whether places of other processes wait.
     pub(super) others_wait: bool,
 }
@@ -89,23 +87,25 @@ impl View {
         let mut view = Self::default();
         for (id, lease_end, ticket) in ledger.places() {
             if id.node == node {
-                view.own.insert(id, (lease_end, ticket));
+                view.own.push((id, lease_end, ticket));
             } else {
                 view.others_wait |= ticket.is_some();
             }
         }
+        view.own.sort_unstable_by_key(|(id, ..)| id.n);
         view
     }
 
     pub(super) fn has_waiting(&self) -> bool {
-        self.own.values().any(|(_, ticket)| ticket.is_some())
+        self.own.iter().any(|(.., ticket)| ticket.is_some())
     }
 
     /// The places of this process that waited before, and hold now.
     pub(super) fn granted_since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = Grant> {
-        before.own.iter().filter(|(_, (_, ticket))| ticket.is_some()).filter_map(|(id, _)| {
-            let (lease_end, ticket) = *self.own.get(id)?;
-            ticket.is_none().then_some(Grant { id: *id, lease_end })
+        before.own.iter().filter(|(.., ticket)| ticket.is_some()).filter_map(|(id, ..)| {
+            let at = self.own.binary_search_by_key(&id.n, |(id, ..)| id.n).ok()?;
+            let (id, lease_end, ticket) = self.own[at];
+            ticket.is_none().then_some(Grant { id, lease_end })
         })
     }
 }

@@ -109,8 +109,8 @@ impl Replica {
 
     /// The places of this process that it does not know, and that no call names.
     pub(super) fn strangers(&self, read: &Read) -> Vec<PlaceId> {
-        let unknown = read.view.own.keys().filter(|id| !self.own.has(id.n));
-        let mut strangers: Vec<_> = unknown.copied().collect();
+        let own = read.view.own.iter().map(|(id, ..)| *id);
+        let mut strangers: Vec<_> = own.filter(|id| !self.own.has(id.n)).collect();
         if !strangers.is_empty() {
             let named = self.calls.named();
             strangers.retain(|id| !named.contains(&id.n));
