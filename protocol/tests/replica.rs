@@ -16,7 +16,7 @@ fn runner(cases: u32) -> TestRunner {
 #[test]
 fn whatever_happens_the_chain_of_values_is_right_and_everybody_is_served() {
     let run = |history| Fleet::run(&history, Fault::None).map(|_| ()).map_err(TestCaseError::fail);
-    runner(500).run(&history(), run).unwrap();
+    runner(400).run(&history(), run).unwrap();
 }
 
 #[test]

@@ -123,7 +123,9 @@ fn a_permit_goes_from_process_to_process_by_the_values_alone() {
     assert_eq!(two.replies(NODE)[0].statuses[..], [PlaceStatus::Held]);
     two.acquire(OTHER, &[1]);
     two.commit(OTHER);
-    assert!(two.replies(OTHER)[0].statuses[0].ticket().is_some());
+    let reply = &two.replies(OTHER)[0];
+    assert!(reply.statuses[0].ticket().is_some());
+    assert_eq!(reply.earliest, 0, "no lease ends at a time");
     assert_eq!(two.events(NODE), [Event::Recalled]);
 
     two.call(NODE, release(NODE, 1));

@@ -16,26 +16,30 @@ pub(crate) fn check(
     answered: &BTreeMap<PlaceId, usize>,
 ) -> Result<(), String> {
     let mut left = BTreeSet::new();
-    for pair in store.history.windows(2) {
-        let [before, after] = [&pair[0], &pair[1]].map(Version::places);
+    let values: Vec<_> = store.history.iter().map(places_and_time).collect();
+    for (pair, values) in store.history.windows(2).zip(values.windows(2)) {
+        let [(before, time_before), (after, time)] = values else { continue };
         let said = |what: Result<(), String>| {
             what.map_err(|what| format!("revision {}: {what}", pair[1].revision))
         };
-        said(check_limit(&before, &after, pair[1].by.as_ref()))?;
+        said(check_limit(before, after, pair[1].by.as_ref()))?;
         if !tenants {
-            said(check_order(&before, &after))?;
+            said(check_order(before, after))?;
         }
-        said(check_returns(&before, &after, &left, &pair[1], answered))?;
-        said(check_forgotten(&before, &after, &pair[1]))?;
-        if pair[1].bytes.is_some() && pair[0].bytes.is_some() {
-            let [before, after] = [&pair[0], &pair[1]].map(|version| version.value().time);
-            if after <= before {
-                return Err(format!("revision {}: time goes back", pair[1].revision));
-            }
+        said(check_returns(before, after, &left, &pair[1], answered))?;
+        said(check_forgotten(before, after, &pair[1]))?;
+        if pair[1].bytes.is_some() && time <= time_before {
+            return Err(format!("revision {}: time goes back", pair[1].revision));
         }
-        left.extend(before.keys().filter(|id| !after.contains_key(id)));
+        left.extend(before.keys().filter(|id| !after.contains_key(id)).copied());
     }
     Ok(())
+}
+
+fn places_and_time(version: &Version) -> (Places, u64) {
+    let value = version.value();
+    let places = value.ledger.places();
+    (places.map(|(id, lease_end, ticket)| (id, (lease_end, ticket))).collect(), value.time)
 }
 
 fn held(places: &Places) -> impl Iterator<Item = &PlaceId> {
