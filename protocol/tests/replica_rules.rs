@@ -455,3 +455,15 @@ fn what_is_reserved_for_intents_is_kept() {
     two.commit(NODE);
     assert_eq!(two.other.value().expect("a value").helped, 77);
 }
+
+#[test]
+fn a_place_that_was_gone_and_joins_with_the_next_call_is_no_stranger() {
+    let mut two = Two::new();
+    two.call(NODE, renew(NODE, &[1]));
+    two.acquire(NODE, &[1]);
+    two.commit(NODE);
+    let replies = two.replies(NODE);
+    assert_eq!(replies[0].statuses[..], [PlaceStatus::Gone]);
+    assert_eq!(replies[1].statuses[..], [PlaceStatus::Held]);
+    assert_eq!(two.poll(NODE), None);
+}
