@@ -1,11 +1,13 @@
 //! The protocol, sans-IO: how a backend counts permits, and what a process may rely on.
 //!
-//! Two state machines make every decision. The [`Ledger`] is one semaphore as the backend counts it; the scripts in `lua/`
+//! Two state machines make every decision about permits. The [`Ledger`] is one semaphore as the backend counts it; the scripts in `lua/`
 //! are the same ledger in Redis. The [`Session`] is one process's half: its requests, the replies to them, and the leases
 //! that it may still rely on. Both are plain data: time and messages are arguments; calls, events and the next deadline
 //! are results. This crate has no clock, lock, waker, task or socket, so the model and the simulation of
 //! [`tower-semaphore`](https://docs.rs/tower-semaphore) explore the code that ships.
 //!
+//! Where the backend has leases of its own, [`liveness`] has two more: what keeps the leases of a process, and what
+//! notices that another process is dead.
 //! Where permits are stored in something that counts nothing, a [`Replica`] is a third machine: one process's view of a
 //! ledger that is stored as one value.
 //!
@@ -24,6 +26,7 @@ mod further;
 mod id;
 mod ledger;
 mod lines;
+pub mod liveness;
 mod moments;
 mod overrides;
 mod rate;
