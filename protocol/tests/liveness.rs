@@ -131,11 +131,34 @@ fn runs_until_found(removed: Removed) -> u64 {
     panic!("{removed:?} is not missed");
 }
 
+#[test]
+fn with_all_rules_the_same_runs_find_nothing() {
+    for removed in RULES {
+        for seed in 1000..1020 {
+            let plan = plan_for(removed, seed);
+            let (report, _) = run(&plan);
+            assert!(report.violation.is_none() && report.lost.is_empty(), "{plan:?}: {report:?}");
+        }
+    }
+}
+
+const RULES: [Removed; 9] = [
+    Removed::Reading,
+    Removed::Term,
+    Removed::Sending,
+    Removed::Margin,
+    Removed::RegisteredAt,
+    Removed::Grace,
+    Removed::Registering,
+    Removed::Guard,
+    Removed::Restart,
+];
+
 macro_rules! removed {
     ($($name:ident: $removed:ident,)*) => {
         $(#[test]
         fn $name() {
-            println!("{}", runs_until_found(Removed::$removed));
+            println!("found in run {}", runs_until_found(Removed::$removed));
         })*
     };
 }

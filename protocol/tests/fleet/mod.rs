@@ -290,6 +290,8 @@ impl World {
         let process = &mut self.processes[n];
         let next = [process.own.poll_timeout(), process.others.poll_timeout()];
         let Some(next) = next.into_iter().flatten().min() else { return };
+        let is_stale = self.plan.removed == Some(Removed::Restart);
+        assert!(next > process.clock(self.now) || is_stale, "nothing is left to be done");
         let at = process.true_time(next).max(self.now + 1);
         if at < process.timer_at {
             process.timer_at = at;

@@ -170,7 +170,6 @@ impl OtherRows {
         revision: Revision,
         now: Time,
     ) {
-        self.list_at = now + LIST_EVERY * (self.rank(LIST_RANK_MAX) + 1);
         for row in signs {
             self.handle_sign(row, Seen::Alive, revision, now);
         }
@@ -183,6 +182,7 @@ impl OtherRows {
         for row in gone {
             self.handle_sign(row, Seen::Gone, revision, now);
         }
+        self.list_at = now + LIST_EVERY * (self.rank(LIST_RANK_MAX) + 1);
     }
 
     /// A sign was there, or was not, as of this revision: of an event its own, of a reading that of the store. What is
@@ -251,7 +251,8 @@ impl OtherRows {
             return None;
         }
         // What happened meanwhile is still to be seen (rule 8).
-        if self.expected_at.is_some_and(|expected| now >= expected + LATE) {
+        let expected = self.expected_at.and_then(|at| Some(at.max(self.poll_timeout()?)));
+        if expected.is_some_and(|expected| now >= expected + LATE) {
             self.restart(now);
         }
         self.expected_at = Some(now);
