@@ -18,6 +18,11 @@
 //! run on meanwhile. A process that was frozen or suspended finds on its first look that its deadlines have passed. Its
 //! observations of others are stale then, so it waits for a whole grace again.
 //!
+//! # Other data
+//!
+//! Revisions and leases mean nothing in another store, or in one that was restored from a backup. The caller starts with
+//! new machines then, and treats its places as after any loss of data.
+//!
 //! # Examples
 //!
 //! ```
