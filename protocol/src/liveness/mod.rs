@@ -88,13 +88,21 @@ pub struct Sign {
     pub modified: Revision,
 }
 
-/// Returns the end of a lease of this length that counts from `from`, as its own process may rely on it.
-///
-/// It is the length less 1 %, because clocks run at different speeds, and less 10 ms.
+/// Returns the end of a lease of this length that counts from `from`, as its own process may rely on it: less the
+/// [`margin`].
 #[must_use]
 pub fn deadline(from: Time, seconds: u32) -> Time {
-    let lease = Duration::from_secs(u64::from(seconds));
-    from + (lease - lease / 100).saturating_sub(Duration::from_millis(10))
+    from + Duration::from_secs(u64::from(seconds)).saturating_sub(margin(seconds))
+}
+
+/// Returns how much earlier than it ends its own process stops relying on a lease: 1 % of it, because clocks run at
+/// different speeds, and 10 ms.
+///
+/// A [`Session`](crate::Session) subtracts 1 ms of a lease. A backend that tells it from when a lease counts names a time
+/// that is earlier by the rest.
+#[must_use]
+pub fn margin(seconds: u32) -> Duration {
+    Duration::from_secs(u64::from(seconds)) / 100 + Duration::from_millis(10)
 }
 
 /// How long the places of a row are kept after its sign is gone.
