@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::local::LocalQueue;
 use super::options::OnUnavailable;
-use super::place::{Sent, WAITING_RENEWAL};
+use super::place::{Acked, Sent, WAITING_RENEWAL};
 use super::{Event, Session, State};
 use crate::claim::LineId;
 use crate::ledger::Usage;
@@ -88,7 +88,7 @@ impl Session {
         let Some(place) = self.places.get_mut(index).filter(|place| place.is_joining()) else {
             return;
         };
-        place.acked = now;
+        place.acked = Acked::at(now);
         self.set(index, State::Waiting { ticket: None });
         self.want(now + WAITING_RENEWAL);
     }
@@ -159,7 +159,7 @@ impl Session {
         if let Some(place) = self.places.get_mut(index) {
             place.held_at = now;
             place.granted_at = now;
-            place.acked = now;
+            place.acked = Acked::at(now);
         }
         self.reuse.handle_admission();
         self.note_start(index, now);

@@ -1,6 +1,6 @@
 //! Permits that are passed on: what the session does with what [`Reuse`](super::reuse::Reuse) decides.
 
-use super::place::{Sent, State};
+use super::place::{Acked, Sent, State};
 use super::reuse::{Heard, Idle, Next};
 use super::{Event, Session};
 use crate::call::Op;
@@ -59,7 +59,7 @@ impl Session {
         &mut self,
         index: usize,
         status: PlaceStatus,
-        (lease_end, sent): (u64, Time),
+        (lease_end, acked): (u64, Acked),
         now: Time,
     ) {
         let state = match status {
@@ -73,7 +73,7 @@ impl Session {
         let Some(place) = self.places.get_mut(index) else { return };
         self.reuse.forget(place);
         place.end_spare();
-        (place.lease_end, place.acked) = (lease_end, sent);
+        (place.lease_end, place.acked) = (lease_end, acked);
         (place.held_at, place.granted_at) = (now, now);
         self.set(index, state);
         self.handle_leave(index, now);

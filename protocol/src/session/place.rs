@@ -34,8 +34,7 @@ pub(super) struct Place {
     pub(super) state: State,
     /// The lease end that the backend last acknowledged, by its clock, ms.
     pub(super) lease_end: u64,
-    /// When the call was sent that acknowledged it; for a place in flight by policy, when its proof was last due.
-    pub(super) acked: Time,
+    pub(super) acked: Acked,
     /// When its request got its permit; before that, when its request came.
     pub(super) held_at: Time,
     /// When the permit was granted, whatever request had it since.
@@ -66,6 +65,22 @@ pub(super) struct Place {
     /// Which turn was its own when it joined the queue, or its tenant's line as far as that can be told; `None`: that is not
     /// known, or a grant was counted as a sample.
     pub(super) turn: Option<NonZeroU32>,
+}
+
+/// When the backend acknowledged a place last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Acked {
+    /// When the call was sent, which decides when the next renewal is due; for a place in flight by policy, when its proof
+    /// was last due.
+    pub(super) sent: Time,
+    /// From when on its lease counts. A backend may know of leases by something other than calls: then it is another time.
+    pub(super) leases_from: Time,
+}
+
+impl Acked {
+    pub(super) const fn at(sent: Time) -> Self {
+        Self { sent, leases_from: sent }
+    }
 }
 
 /// What was reported of the budgets of a request.
@@ -216,13 +231,13 @@ impl Place {
         if self.options.linger_ms == 0 || self.has_left() || self.linger == Linger::Lost {
             self.lease_over()
         } else {
-            self.acked + self.reliance()
+            self.acked.leases_from + self.reliance()
         }
     }
 
     /// When the backend may grant its permit to another place.
     pub(super) fn lease_over(&self) -> Time {
-        self.acked + lease_at_least(self.options.lease)
+        self.acked.leases_from + lease_at_least(self.options.lease)
     }
 
     /// How long a request may use its permit without a renewal: its lease, less the linger, which follows if the request

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::options::AcquireOptions;
-use super::place::{Linger, Place, Sent, State};
+use super::place::{Acked, Linger, Place, Sent, State};
 use crate::bound::Bound;
 use crate::id::{NodeId, PlaceId};
 use crate::time::Time;
@@ -91,7 +91,7 @@ impl Places {
             options,
             state: State::Joining { sent: Sent::No, hint: None },
             lease_end: 0,
-            acked: now,
+            acked: Acked::at(now),
             held_at: now,
             granted_at: now,
             arrival: self.next_arrival(),

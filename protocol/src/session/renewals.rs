@@ -6,7 +6,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::IDLE;
-use super::place::{Place, State, WAITING_RENEWAL};
+use super::place::{Acked, Place, State, WAITING_RENEWAL};
 use super::places::Places;
 use super::releases::{earlier, refusal_pause};
 use crate::call::Op;
@@ -114,7 +114,7 @@ impl Renewals {
             }
             place.refused = false;
             if let State::Admitted { .. } = place.state {
-                place.acked = now;
+                place.acked = Acked::at(now);
                 self.proofs.push_back(place.n);
                 continue;
             }
@@ -133,10 +133,12 @@ impl Renewals {
             _ if place.restoring || self.is_put_off() && place.refused => false,
             State::Waiting { .. } => true,
             State::Held => {
-                let is_half_way = now >= place.acked + place.interval() / 2;
+                let is_half_way = now >= place.acked.sent + place.interval() / 2;
                 self.is_resync || place.check || place.refused || is_half_way
             }
-            State::Admitted { .. } => place.refused || now >= place.acked + WAITING_RENEWAL / 2,
+            State::Admitted { .. } => {
+                place.refused || now >= place.acked.sent + WAITING_RENEWAL / 2
+            }
             _ => false,
         }
     }
@@ -224,11 +226,11 @@ impl Renewals {
         for place in places.iter_mut() {
             is_live |= place.is_live();
             place.restoring = false;
-            let is_due = now >= place.acked + place.interval();
+            let is_due = now >= place.acked.sent + place.interval();
             match place.state {
                 State::Admitted { .. } => {
                     place.refused = false;
-                    place.acked = now;
+                    place.acked = Acked::at(now);
                     self.proofs.push_back(place.n);
                 }
                 State::Held => self.is_due |= is_due || place.check || place.refused,
@@ -309,7 +311,7 @@ impl Renewals {
             return Look::Alive { is_due: false, again_at: ends_at };
         }
         let is_checked = place.check && !matches!(place.state, State::Admitted { .. });
-        let due = place.acked + interval;
+        let due = place.acked.sent + interval;
         let is_due = now >= due || is_checked;
         let again_at = earlier(ends_at, if is_due { now + interval } else { due });
         Look::Alive { is_due, again_at: Some(again_at) }

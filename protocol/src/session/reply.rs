@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::place::{Linger, Place};
+use super::place::{Acked, Linger, Place};
 use super::releases::Release;
 use super::{Event, IDLE, Session, State};
 use crate::call::Op;
@@ -20,6 +20,7 @@ const CHECK_AGAIN: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub struct Sending {
     at: Time,
+    leases_from: Time,
     late: bool,
 }
 
@@ -27,7 +28,14 @@ impl Sending {
     /// The call was sent then, and the leases that its reply gives count from then on.
     #[must_use]
     pub const fn at(at: Time) -> Self {
-        Self { at, late: false }
+        Self { at, leases_from: at, late: false }
+    }
+
+    /// The leases that the reply gives count from then on, where the backend knows of them by something other than the
+    /// call. When they are renewed next depends on the sending alone.
+    #[must_use]
+    pub const fn leases_from(self, leases_from: Time) -> Self {
+        Self { leases_from, ..self }
     }
 
     /// Calls that were sent later may have been carried out before this one.
@@ -41,22 +49,27 @@ impl Sending {
 #[derive(Clone, Copy)]
 struct Timing {
     sent: Time,
+    leases_from: Time,
     now: Time,
     late: bool,
 }
 
 impl Timing {
+    const fn acked(self) -> Acked {
+        Acked { sent: self.sent, leases_from: self.leases_from }
+    }
+
     /// Whether a lease that the reply gives the place still runs.
     fn is_good(self, place: &Place) -> bool {
-        self.now < self.sent + place.deadline().since(place.acked)
+        self.now < self.leases_from + place.deadline().since(place.acked.leases_from)
     }
 }
 
 impl Session {
     /// Takes the reply to a call.
     pub fn handle_reply(&mut self, op: &Op, reply: &Reply, sending: Sending, now: Time) {
-        let Sending { at: sent, late } = sending;
-        let timing = Timing { sent, now, late };
+        let Sending { at: sent, leases_from, late } = sending;
+        let timing = Timing { sent, leases_from, now, late };
         self.end_call(op);
         if self.reuse.is_on() {
             self.note_who_waits(op, reply, late, (sent, now));
@@ -238,7 +251,12 @@ impl Session {
             return self.release_late(id, status, timing);
         };
         if self.places.get(index).is_some_and(|place| place.linger == Linger::Spare) {
-            return self.process_spare(index, status, (reply.lease_end, timing.sent), timing.now);
+            return self.process_spare(
+                index,
+                status,
+                (reply.lease_end, timing.acked()),
+                timing.now,
+            );
         }
         let hint = match self.places.get(index) {
             Some(Place { state: State::Joining { hint, .. }, .. }) => *hint,
@@ -248,7 +266,7 @@ impl Session {
         let seen = reply.usage;
         match status {
             PlaceStatus::Held => {
-                self.acknowledge(index, reply.lease_end, timing.sent);
+                self.acknowledge(index, reply.lease_end, timing.acked());
                 self.grant(index, timing.now);
             }
             PlaceStatus::Waiting(ticket) | PlaceStatus::WaitingFor(ticket, _) => {
@@ -257,7 +275,7 @@ impl Session {
                 {
                     place.full = Some(limit);
                 }
-                self.acknowledge(index, reply.lease_end, timing.sent);
+                self.acknowledge(index, reply.lease_end, timing.acked());
                 self.note_turn_in_line(index);
                 self.set(index, State::Waiting { ticket: Some(ticket) });
                 self.events.push(Event::Progress(index));
@@ -342,18 +360,18 @@ impl Session {
         let Some(place) = self.places.get_mut(index) else { return };
         match (place.state, status) {
             (State::Waiting { .. }, PlaceStatus::Held) => {
-                self.acknowledge(index, lease_end, timing.sent);
+                self.acknowledge(index, lease_end, timing.acked());
                 self.grant_after_wait(index, timing.now);
             }
             // A permit in flight by policy is counted from now on. If the reply is too old to be believed, the next one
             // counts: nothing takes the permit from the request.
             (State::Admitted { .. }, PlaceStatus::Held) if timing.is_good(place) => {
-                self.acknowledge(index, lease_end, timing.sent);
+                self.acknowledge(index, lease_end, timing.acked());
                 self.set(index, State::Held);
                 self.want_renewal(index);
             }
             (State::Waiting { .. }, PlaceStatus::Waiting(ticket)) => {
-                self.acknowledge(index, lease_end, timing.sent);
+                self.acknowledge(index, lease_end, timing.acked());
                 self.set(index, State::Waiting { ticket: Some(ticket) });
                 self.want_renewal(index);
             }
@@ -363,7 +381,7 @@ impl Session {
                     self.expire(index, timing.now);
                 }
                 if !is_over {
-                    self.acknowledge(index, lease_end, timing.sent);
+                    self.acknowledge(index, lease_end, timing.acked());
                     self.want_renewal(index);
                 }
             }
@@ -381,15 +399,15 @@ impl Session {
         self.places.find(n).into_iter().for_each(|place| place.restoring = false);
     }
 
-    fn acknowledge(&mut self, index: usize, lease_end: u64, sent: Time) {
+    fn acknowledge(&mut self, index: usize, lease_end: u64, acked: Acked) {
         if let Some(place) = self.places.get_mut(index) {
             place.lease_end = lease_end;
-            place.acked = sent;
+            place.acked = acked;
         }
     }
 
     fn want_renewal(&mut self, index: usize) {
-        if let Some(at) = self.places.get(index).map(|place| place.acked + place.interval()) {
+        if let Some(at) = self.places.get(index).map(|place| place.acked.sent + place.interval()) {
             self.want(at);
         }
     }

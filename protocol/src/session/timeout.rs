@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::place::WAITING_RENEWAL;
+use super::place::{Acked, WAITING_RENEWAL};
 use super::{Event, IDLE, Session};
 use crate::time::Time;
 
@@ -106,7 +106,7 @@ impl Session {
         for place in self.places.iter_mut() {
             place.turn = None;
             if place.is_joining() {
-                place.acked = Time::ZERO;
+                place.acked = Acked::at(Time::ZERO);
             }
             if place.is_joining() || !is_renewing {
                 (place.held_at, place.granted_at) = (Time::ZERO, Time::ZERO);

@@ -22,7 +22,7 @@ use self::stock::Stock;
 use super::audit::Audit;
 use super::limits::Limits;
 use super::options::AcquireOptions;
-use super::place::Place;
+use super::place::{Acked, Place};
 use super::places::{Places, serial_of};
 use super::{Session, State};
 use crate::call::Op;
@@ -346,7 +346,7 @@ impl Parts {
         let place = places.get_mut(index)?;
         self.stock.forget(place);
         place.begin_again(arrival, now);
-        place.acked = now;
+        place.acked = Acked::at(now);
         self.line.follow(index, place, true);
         Some(index)
     }
@@ -384,7 +384,7 @@ impl Parts {
 /// Whether a permit is good for one more request: more than half of the time for which one may use it is left.
 fn is_good_for_another(place: &Place, now: Time) -> bool {
     let half = (place.options.lease - place.options.linger()) / 2;
-    !place.restoring && now + half < place.acked + place.reliance()
+    !place.restoring && now + half < place.acked.leases_from + place.reliance()
 }
 
 impl Session {

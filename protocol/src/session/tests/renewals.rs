@@ -248,3 +248,39 @@ fn a_long_lease_is_forgotten_with_the_last_place_that_had_it() {
     rig.settle();
     assert_eq!(longest(&mut rig), OPTIONS.lease);
 }
+
+/// A backend that has a lease for all places of the process names the time of that.
+#[test]
+fn a_lease_can_count_from_before_the_call() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.now_ms = 1000;
+    let call = rig.call().expect("an acquire");
+    let reply = rig.carry_out(&call);
+    let (sent, from) = (rig.now(), Time::ZERO + ms(400));
+    rig.session.handle_reply(&call.op, &reply, Sending::at(sent).leases_from(from), sent);
+    assert_eq!(rig.progress(index), Progress::Held);
+    assert!(!rig.session.is_lost(index, Time::ZERO + ms(3398)));
+    assert!(rig.session.is_lost(index, Time::ZERO + ms(3399)));
+}
+
+#[test]
+fn it_is_asked_for_no_more_often_for_that() {
+    let mut rig = Rig::new(1);
+    rig.other();
+    rig.request();
+    rig.settle();
+    let (mut calls, began) = (0, rig.now_ms);
+    while rig.now_ms < began + 10_000 {
+        rig.pass(5);
+        if let Some(call) = rig.call() {
+            calls += 1;
+            let (sent, from) = (rig.now(), Time::ZERO + ms(rig.now_ms.saturating_sub(1200)));
+            let reply = rig.carry_out(&call);
+            rig.now_ms += 5;
+            let now = rig.now();
+            rig.session.handle_reply(&call.op, &reply, Sending::at(sent).leases_from(from), now);
+        }
+    }
+    assert!((9..=11).contains(&calls), "{calls} calls");
+}
