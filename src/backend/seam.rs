@@ -274,6 +274,8 @@ pub enum Answer {
         reply: Reply,
         /// Whether calls that were sent later may have been carried out before this one.
         late: bool,
+        /// From when on the leases count that it gives; `None`: from the sending of the batch.
+        leases_from: Option<Instant>,
     },
     /// This call failed, and may or may not have been carried out. Others of its batch may have succeeded.
     Failed(BackendError),
@@ -285,7 +287,7 @@ pub enum Answer {
 
 impl From<Reply> for Answer {
     fn from(reply: Reply) -> Self {
-        Self::Reply { reply, late: false }
+        Self::Reply { reply, late: false, leases_from: None }
     }
 }
 

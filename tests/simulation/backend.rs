@@ -642,7 +642,9 @@ impl Connection for SimLane {
         }
         let sending = self.begin(&calls.into_iter().map(Request::Call).collect());
         let answer = |response| match response {
-            Response::Reply { reply, late } => Answer::Reply { reply: *reply, late },
+            Response::Reply { reply, late } => {
+                Answer::Reply { reply: *reply, late, leases_from: None }
+            }
             Response::Moved => Answer::Moved,
             Response::Failed(error) => Answer::Failed(error),
             Response::Refused(error) => Answer::Refused(error),

@@ -149,7 +149,7 @@ fn decode(
 /// Decodes the reply of a script as the answer to a call.
 pub(super) fn answer(call: &AddressedCall, value: &Value, late: bool) -> Answer {
     match decode(call, value) {
-        Ok(reply) => Answer::Reply { reply, late },
+        Ok(reply) => Answer::Reply { reply, late, leases_from: None },
         Err(error) => Answer::Failed(error),
     }
 }

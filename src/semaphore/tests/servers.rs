@@ -377,6 +377,23 @@ async fn a_call_that_takes_long_holds_up_no_other_name() {
     assert_eq!(world.connects.load(Ordering::SeqCst), connects, "the connection is good");
 }
 
+/// Each batch has a call for it, and none is answered as a whole.
+#[tokio::test(start_paused = true)]
+async fn nor_do_many_calls_for_it() {
+    let (world, semaphore, hot, quiet) = while_one_is_hot().await;
+    let mut more = Vec::new();
+    for _ in 0..100 {
+        more.push(tokio::spawn(semaphore.acquire("hot", &policy(LEASE))));
+        drop(semaphore.acquire("other", &policy(LEASE)).await.unwrap());
+    }
+    world.set(|world| &world.is_hot, false);
+    world.cool.notify_waiters();
+    drop((hot.await, quiet));
+    for waits in more {
+        drop(waits.await.unwrap().unwrap());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_was_answered_of_a_batch_is_not_asked_for_again() {
     let (world, semaphore, hot, quiet) = while_one_is_hot().await;

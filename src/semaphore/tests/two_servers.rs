@@ -177,12 +177,12 @@ impl Connection for OneConnection {
         let (world, is_b) = (Arc::clone(&self.world), self.is_b);
         let sending = async move {
             if world.is(|world| &world.is_mute) {
-                return pending().await;
+                return pending::<Result<_, _>>().await;
             }
             if let Some(done) = world.work(&calls) {
                 sleep_until(done).await;
             }
-            Ok((world, calls))
+            Ok::<_, BackendError>((world, calls))
         };
         let answered = move |world: Arc<World>, calls: Arc<[AddressedCall]>| {
             let is_hot = world.is(|world| &world.is_hot);

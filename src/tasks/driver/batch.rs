@@ -23,8 +23,18 @@ pub(super) struct Batch {
     /// The same as a `Time`: the start of the leases that this write takes or renews.
     sent_at: Time,
     pub(super) purpose: Purpose,
+    /// No call is answered yet.
+    pub(super) is_silent: bool,
     unanswered: usize,
     /// The number of places, and [`CALL_COST`] for each call.
+    pub(super) cost: usize,
+}
+
+/// What came of the answers to some calls.
+pub(super) struct Taken {
+    /// How many requests they may have woken.
+    pub(super) woken: usize,
+    /// The part of the batch's cost that these calls had.
     pub(super) cost: usize,
 }
 
@@ -49,7 +59,7 @@ impl Batch {
         }
         let calls: Arc<[_]> = (!calls.is_empty()).then(|| calls.into())?;
         let (unanswered, senders) = (calls.len(), senders.into_iter().map(Some).collect());
-        Some(Self { calls, senders, sent, sent_at, purpose, unanswered, cost })
+        Some(Self { calls, senders, sent, sent_at, purpose, is_silent: true, unanswered, cost })
     }
 
     pub(super) fn calls(&self) -> Arc<[AddressedCall]> {
@@ -61,9 +71,10 @@ impl Batch {
         self.unanswered == 0
     }
 
-    /// Passes answers to their sessions. Returns how many requests they may have woken.
-    pub(super) fn take_answers(&mut self, node: &Node, answers: Vec<(usize, Answer)>) -> usize {
-        let mut woken = 0;
+    /// Passes answers to their sessions.
+    pub(super) fn take_answers(&mut self, node: &Node, answers: Vec<(usize, Answer)>) -> Taken {
+        self.is_silent = false;
+        let (mut woken, mut cost) = (0, 0);
         let (sent, now) = (self.sent_at, node.clock.now());
         let after = now.since(sent);
         for (index, answer) in answers {
@@ -72,6 +83,7 @@ impl Batch {
                 continue;
             };
             self.unanswered -= 1;
+            cost += cost_of(&addressed.call.op);
             let (shared, stay) = sender;
             let op = &addressed.call.op;
             let fail = |error, handle: fn(&mut Session, &Op, Time)| {
@@ -86,8 +98,9 @@ impl Batch {
                         node.rehome(shared, true);
                     }
                 }
-                Answer::Reply { reply, late } => {
-                    let sent = Sending::at(sent).late(late);
+                Answer::Reply { reply, late, leases_from } => {
+                    let leases_from = leases_from.map_or(sent, |from| node.clock.time(from));
+                    let sent = Sending::at(sent).late(late).leases_from(leases_from);
                     node.counts.meter.on_answer(op, true, after);
                     node.counts.meter.on_reply(op, &reply);
                     woken += reply.granted.len();
@@ -106,7 +119,7 @@ impl Batch {
             // The watchdog logs the rest.
             node.sessions.timers.wake();
         }
-        woken
+        Taken { woken, cost }
     }
 
     /// Notifies the sessions that their calls remain unanswered. They request again what they need.
@@ -121,6 +134,10 @@ impl Batch {
             });
         }
     }
+}
+
+fn cost_of(op: &Op) -> usize {
+    CALL_COST + op.places()
 }
 
 /// The calls of a write, and the sessions that make them, each with its current stay.
@@ -151,7 +168,7 @@ pub(crate) fn collect_of(
             Purpose::Serve => state.session.poll_serving(most, now),
         };
         let Some(call) = call else { break };
-        cost += CALL_COST + call.op.places();
+        cost += cost_of(&call.op);
         calls.push(AddressedCall { key: Arc::clone(shared.key()), node: node.id(), call });
         senders.push((Arc::clone(shared), stay));
     }

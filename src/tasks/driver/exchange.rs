@@ -25,7 +25,7 @@ use tokio::task::coop::unconstrained;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::batch::Batch;
+use super::batch::{Batch, Taken};
 use super::subtasks::{Subtasks, Which};
 use super::window::{Unanswered, Window};
 use crate::backend::{Answer, Answers, Connection, QueryError};
@@ -34,7 +34,7 @@ use crate::node::overrides::refresh::Refresh;
 use crate::node::server::outbox::Purpose;
 use crate::node::{Node, Server};
 
-/// The most unanswered writes, and how many of them are reserved for renewals.
+/// The most writes without any answer, and how many of them are reserved for renewals.
 const WRITES_MAX: usize = 64;
 const WRITES_RESERVED: usize = 8;
 /// How often to read the overrides, in case messages are lost or forbidden.
@@ -90,6 +90,8 @@ struct Exchange<'a> {
     patience: Duration,
     /// Those that are not wholly answered, in the order in which they were sent.
     batches: BTreeMap<u64, Batch>,
+    /// How many of them have no answer at all.
+    silent: usize,
     answers: SelectAll<AnswersTo>,
     /// The number of the next batch.
     next: u64,
@@ -119,6 +121,7 @@ pub(crate) async fn run(
         connection,
         patience,
         batches: BTreeMap::new(),
+        silent: 0,
         answers: SelectAll::new(),
         next: 0,
         window: Window::new(patience, now),
@@ -285,7 +288,7 @@ impl<'a> Exchange<'a> {
                 Purpose::KeepAlive => WRITES_MAX,
                 Purpose::Serve => WRITES_MAX - WRITES_RESERVED,
             };
-            while self.batches.len() < writes
+            while self.silent < writes
                 && let Some(batch) = self.collect(purpose)
             {
                 let answers = self.connection.send(batch.calls());
@@ -293,7 +296,7 @@ impl<'a> Exchange<'a> {
                 subtasks.wake(ANSWERS);
                 *self.unanswered.of(purpose) += batch.cost;
                 self.batches.insert(self.next, batch);
-                self.next += 1;
+                (self.next, self.silent) = (self.next + 1, self.silent + 1);
             }
         }
     }
@@ -437,12 +440,17 @@ impl<'a> Exchange<'a> {
         self.answered_at = Instant::now();
         self.server.on_answer(self.answered_at);
         let batch = entry.get_mut();
-        self.woken += batch.take_answers(self.node, answers);
+        let was_silent = batch.is_silent;
+        let Taken { woken, cost } = batch.take_answers(self.node, answers);
+        self.woken += woken;
+        *self.unanswered.of(batch.purpose) -= cost;
+        if was_silent {
+            // Those behind the first are slow for their names' sake, not for the server's.
+            self.window.on_answer(cost, batch.sent, self.answered_at);
+            (self.silent, self.answered) = (self.silent - 1, self.answered + 1);
+        }
         if batch.is_answered() {
-            let batch = entry.remove();
-            self.answered += 1;
-            *self.unanswered.of(batch.purpose) -= batch.cost;
-            self.window.on_answer(batch.cost, batch.sent, self.answered_at);
+            entry.remove();
         }
     }
 
