@@ -32,6 +32,7 @@ mod overrides;
 mod rate;
 mod reject;
 pub mod replica;
+mod row;
 pub mod session;
 mod time;
 

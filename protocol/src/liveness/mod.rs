@@ -56,7 +56,7 @@ use std::time::Duration;
 
 pub use self::others::{Cleanup, OtherRows, ROWS_MAX, Seen};
 pub use self::own::{Action, LENGTHS_MAX, OwnRows, Request, RequestId, SILENT_AFTER};
-use crate::id::NodeId;
+pub use crate::row::Row;
 use crate::time::Time;
 
 /// A lease of the store.
@@ -67,15 +67,6 @@ pub type Revision = i64;
 
 /// A term of the store's leader.
 pub type Term = u64;
-
-/// The places of one process whose leases have one length. Rows are ordered by process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Row {
-    /// The process.
-    pub node: NodeId,
-    /// The length of the lease in seconds.
-    pub seconds: u32,
-}
 
 /// A sign of life, as the store has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -66,13 +66,14 @@ use self::calls::{Calls, is_well_formed};
 pub use self::event::{Answer, Event};
 use self::known::{Content, Known, Read, View};
 use self::own_places::OwnPlaces;
+pub use self::rows::Ended;
 use self::rows::EndedRows;
-pub use self::rows::{Ended, Row};
 use self::transaction::Flight;
 pub use self::transaction::{Change, Transaction};
 pub use self::value::{Value, ValueError};
 use crate::call::Call;
 use crate::id::{NodeId, PlaceId};
+pub use crate::row::Row;
 use crate::time::Time;
 
 /// The longest ledger, in bytes, to which waiting places are added: 256 KiB.

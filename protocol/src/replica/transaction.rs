@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::Replica;
 use super::calls::only_asks;
 use super::known::Read;
-use super::rows::{Forgotten, Row};
+use super::rows::Forgotten;
 use super::value::{HEADER_LEN, Value};
 use crate::call::{Call, Op};
 use crate::id::PlaceId;
 use crate::ledger::{Ledger, Reply};
+use crate::row::Row;
 
 /// The most strangers that one transaction releases.
 const STRANGERS_MAX: usize = 512;

@@ -4,9 +4,9 @@ use std::error::Error;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use super::rows::ROW_BASE;
 use crate::id::NodeId;
 use crate::ledger::{DecodeError, Ledger, TICKET_MIN};
+use crate::row::ROW_BASE;
 
 /// The version of the header.
 const VERSION: u8 = 1;

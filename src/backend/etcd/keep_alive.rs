@@ -23,6 +23,8 @@ pub struct KeptAlive {
     pub lease: i64,
     /// The length of the lease from now on, in seconds. `None`: there is no such lease.
     pub ttl: Option<u64>,
+    /// The term of the leader that answered. One that was deposed, and does not know it, answers with an old one.
+    pub term: u64,
 }
 
 impl KeepAlive {
@@ -49,8 +51,9 @@ impl KeepAlive {
     ///
     /// If the stream has ended. It is of no further use.
     pub async fn next(&mut self) -> Result<KeptAlive, WireError> {
-        let LeaseKeepAliveResponse { id, ttl, .. } = self.exchange.next().await?;
-        Ok(KeptAlive { lease: id, ttl: u64::try_from(ttl).ok().filter(|ttl| *ttl > 0) })
+        let LeaseKeepAliveResponse { header, id, ttl } = self.exchange.next().await?;
+        let term = header.map_or(0, |header| header.raft_term);
+        Ok(KeptAlive { lease: id, ttl: u64::try_from(ttl).ok().filter(|ttl| *ttl > 0), term })
     }
 }
 
