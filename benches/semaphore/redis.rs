@@ -1,5 +1,7 @@
 //! A Redis server of a case's own, and what it reports of its work.
 
+#[path = "../../tests/it/support/ports.rs"]
+mod ports;
 #[path = "../../tests/it/support/redis.rs"]
 #[allow(dead_code, reason = "the tests need more of it")]
 mod server;
