@@ -211,6 +211,7 @@ mod policy;
 mod semaphore;
 pub mod service;
 mod sharded;
+mod suspension;
 mod sync;
 mod tasks;
 mod tenants;

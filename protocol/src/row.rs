@@ -29,6 +29,13 @@ impl Row {
         Self { node, seconds: u32::try_from(seconds).unwrap_or(u32::MAX) }
     }
 
+    /// The row of a place with this lease end.
+    #[must_use]
+    pub fn with_lease_end(node: NodeId, lease_end: u64) -> Self {
+        let seconds = lease_end.saturating_sub(ROW_BASE) / 1000;
+        Self { node, seconds: u32::try_from(seconds).unwrap_or(u32::MAX) }
+    }
+
     /// The lease end of its places, ms, which is no time.
     #[must_use]
     pub const fn lease_end(self) -> u64 {

@@ -11,7 +11,7 @@ use futures_util::future::{BoxFuture, ready};
 
 use super::{
     Backend, Change, Connection, Counter, Embedded, Listing, Mailbox, Names, Overrides,
-    PeerMessage, Queries, Query, QueryError, Shard,
+    PeerMessage, Queries, Query, QueryError, Shard, listing,
 };
 use crate::error::BackendError;
 use crate::protocol::{BoundRate, Call, Grant, Ledger, NodeId, PlaceId, Reply, Time};
@@ -248,8 +248,8 @@ impl Embedded for MemoryBackend {
 impl Queries for MemoryBackend {
     fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing> {
         let now = self.shared.now();
-        let listing = self.shared.with(key, |ledger| list(ledger, now, most, rate));
-        let none = || list(&Ledger::new(), now, most, rate);
+        let listing = self.shared.with(key, |ledger| listing::of(ledger, now, most, rate));
+        let none = || listing::of(&Ledger::new(), now, most, rate);
         ready(Ok(listing.unwrap_or_else(none))).boxed()
     }
 
@@ -276,13 +276,7 @@ impl Queries for MemoryBackend {
         let (before, is_told) = (overrides.version, change.is_told());
         let adapted_before = overrides.adapted_version;
         if !overrides.change(name, change, now / 1000) {
-            let (most, pauses) = (Overrides::MOST, Overrides::PAUSES_MOST);
-            let adapted = Overrides::ADAPTED_MOST;
-            let error = BackendError::call(format!(
-                "{name}: {most} names have something set in place of their policy, {pauses} are paused until a time, or \
-                 {adapted} have a limit that finds itself, as many as may"
-            ));
-            return ready(Err(QueryError::Failed(error))).boxed();
+            return ready(Err(QueryError::Failed(Overrides::too_many(name)))).boxed();
         }
         if !is_told || overrides.version == before {
             return ready(Ok(())).boxed();
@@ -324,9 +318,6 @@ fn is_unused(ledger: &Arc<Mutex<Ledger>>, now: u64) -> bool {
         && lock(ledger).kept_until().is_none_or(|end| end <= now)
 }
 
-/// The most budgets that a listing has.
-const BUDGETS_MAX: usize = 100;
-
 /// A page of all names, from a position on, which is how many are passed.
 fn page(names: Vec<Arc<str>>, from: Option<&str>, most: u32) -> Result<Names, QueryError> {
     let passed = from.map_or(Ok(0), str::parse).map_err(|_| QueryError::of_position(from))?;
@@ -334,21 +325,6 @@ fn page(names: Vec<Arc<str>>, from: Option<&str>, most: u32) -> Result<Names, Qu
     let names: Vec<_> = names.into_iter().skip(passed).take(most as usize).collect();
     let next = passed.saturating_add(names.len());
     Ok(Names { names, next: (next < all).then(|| next.to_string().into()) })
-}
-
-fn list(ledger: &Ledger, now: u64, most: u32, rate: Option<BoundRate>) -> Listing {
-    let mut places: Vec<_> =
-        ledger.places().filter(|(_, lease_end, _)| *lease_end > now / 1000).collect();
-    places.sort_unstable_by_key(|(id, lease_end, _)| (*lease_end, *id));
-    let waiting = places.iter().filter(|(_, _, ticket)| ticket.is_some()).count() as u64;
-    let held = places.iter().filter(|(_, _, ticket)| ticket.is_none());
-    let in_use = held.map(|(id, ..)| u64::from(id.cost())).sum();
-    places.truncate(most as usize);
-    let rate = rate.or_else(|| places.iter().rev().find_map(|(id, ..)| id.rate()));
-    let rate = rate.map(|rate| ledger.usage_of(rate, now));
-    let budgets =
-        ledger.budgets().filter(|(_, full_at)| *full_at > now).take(BUDGETS_MAX).collect();
-    Listing { now, in_use, waiting, places, rate, budgets }
 }
 
 fn nanos(duration: Duration) -> u64 {

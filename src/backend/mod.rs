@@ -20,17 +20,9 @@
 //!
 //! [`Semaphore`]: crate::Semaphore
 
-#[cfg(all(feature = "etcd", feature = "unstable-backend"))]
-#[doc(hidden)]
-pub mod etcd;
-#[cfg(all(feature = "etcd", not(feature = "unstable-backend")))]
-#[expect(
-    dead_code,
-    unreachable_pub,
-    unused_imports,
-    reason = "the backend that uses it is not there yet"
-)]
+#[cfg(feature = "etcd")]
 mod etcd;
+mod listing;
 mod memory;
 mod memory_server;
 mod overrides;
@@ -59,6 +51,11 @@ mod seam;
 
 use std::time::Duration;
 
+#[cfg(all(feature = "etcd", feature = "unstable-backend"))]
+#[doc(hidden)]
+pub use self::etcd::wire as etcd_wire;
+#[cfg(feature = "etcd")]
+pub use self::etcd::{EtcdBackend, EtcdBackendBuilder};
 pub use self::memory::MemoryBackend;
 pub use self::memory_server::MemoryServer;
 #[cfg(all(fuzzing, feature = "redis"))]

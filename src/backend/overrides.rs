@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::error::BackendError;
 use crate::protocol::{
     Adapted, Adaptive, Adjustment, Mode, Override, Pause, PauseCause, PlaceId, Rate,
 };
@@ -162,6 +163,15 @@ impl Overrides {
         }
         self.advance(now_ms);
         true
+    }
+
+    /// The error where [`change`](Self::change) has no room.
+    pub(super) fn too_many(name: &str) -> BackendError {
+        let (most, pauses, adapted) = (Self::MOST, Self::PAUSES_MOST, Self::ADAPTED_MOST);
+        BackendError::call(format!(
+            "{name}: {most} names have something set in place of their policy, {pauses} are paused until a time, or \
+             {adapted} have a limit that finds itself, as many as may"
+        ))
     }
 
     fn advance(&mut self, now_ms: u64) {

@@ -390,6 +390,12 @@ pub trait Mailbox: Send + Sync {
     /// made: who else waits is concluded from them.
     fn recall(&self, name: &str);
 
+    /// Places of the semaphore `name` were removed by a process that does not know its limit, so what they left may be free:
+    /// waiting requests of this process ask for it. Never blocks.
+    ///
+    /// Like a hint, it may arrive late, twice or never; renewals of what waits ask for it, too.
+    fn freed(&self, name: &str);
+
     /// An operator set something in place of a policy: see [`Queries::overrides`]. Never blocks.
     ///
     /// Like a hint, it may arrive late, twice or never.

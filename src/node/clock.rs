@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::suspension;
 use crate::backend::Backend;
 use crate::protocol::Time;
+use crate::suspension;
 
 /// The [`Time`] at which a process begins. A loss of data before it matters for up to twice the longest lease.
 const BEFORE: Duration = Duration::from_secs(48 * 3600);

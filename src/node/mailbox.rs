@@ -30,6 +30,12 @@ impl Mailbox for Node {
         }
     }
 
+    fn freed(&self, name: &str) {
+        if let Some(shared) = self.sessions.get(name) {
+            self.act(&shared, self.now(), |session, _| session.handle_freed());
+        }
+    }
+
     fn overridden(&self) {
         if self.embedded().is_some() {
             self.learn_now();

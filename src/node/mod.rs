@@ -40,7 +40,6 @@ mod query;
 pub(crate) mod server;
 pub(crate) mod sessions;
 pub(crate) mod shared_session;
-mod suspension;
 pub(crate) mod tallies;
 mod timers;
 

@@ -22,6 +22,8 @@ pub use self::operate::{
 };
 pub use self::permit::Permit;
 use crate::ask::Ask;
+#[cfg(feature = "etcd")]
+use crate::backend::EtcdBackend;
 #[cfg(feature = "redis")]
 use crate::backend::RedisBackend;
 use crate::backend::{Backend, MemoryBackend};
@@ -154,6 +156,31 @@ impl Semaphore {
     #[cfg(feature = "redis")]
     pub fn redis(url: &str) -> Result<Self, ConfigError> {
         Ok(Self::new(RedisBackend::builder(url).build()?))
+    }
+
+    /// Creates a semaphore whose permits are counted in etcd, for all processes that use the same cluster and prefix.
+    ///
+    /// Takes any URL of [`EtcdBackend::builder`], with its defaults. Does not connect yet: the first use does, and the
+    /// connection is reopened whenever it breaks.
+    ///
+    /// # Errors
+    ///
+    /// If the URL cannot be used.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::etcd("etcd://a.internal,b.internal,c.internal")?;
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    /// # drop(permit); Ok(()) }
+    /// ```
+    #[cfg(feature = "etcd")]
+    pub fn etcd(url: &str) -> Result<Self, ConfigError> {
+        Ok(Self::new(EtcdBackend::builder(url).build()?))
     }
 
     /// Creates a semaphore whose permits are counted by `backend`.

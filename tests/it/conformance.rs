@@ -11,6 +11,8 @@ use tokio::time::{Instant, timeout};
 use tower_semaphore::backend::{MemoryBackend, MemoryServer};
 use tower_semaphore::{AcquireError, Ask, Limit, Policy, RejectReason, Semaphore};
 
+#[cfg(feature = "etcd")]
+use crate::support::etcd::TestEtcd;
 use crate::support::eventually;
 #[cfg(feature = "redis")]
 use crate::support::redis::TestRedis;
@@ -68,6 +70,22 @@ impl Fleet for TestRedis {
     }
 }
 
+#[cfg(feature = "etcd")]
+impl Fleet for TestEtcd {
+    fn node(&self) -> Semaphore {
+        self.semaphore()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ctl(&["get", "--prefix", "--keys-only", "semaphore/s/"]).trim().is_empty()
+    }
+
+    fn wipe(&self) {
+        self.ctl(&["del", "--prefix", "semaphore/s/"]);
+        self.ctl(&["del", "semaphore/o"]);
+    }
+}
+
 macro_rules! conformance {
     ($($name:ident)*) => {
         mod memory {
@@ -87,6 +105,14 @@ macro_rules! conformance {
             $(#[tokio::test]
             async fn $name() {
                 super::$name(&crate::support::redis::TestRedis::start()).await;
+            })*
+        }
+
+        #[cfg(feature = "etcd")]
+        mod etcd {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(&crate::support::etcd::TestEtcd::start()).await;
             })*
         }
 

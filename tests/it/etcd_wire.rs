@@ -12,11 +12,11 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tower_semaphore::BackendError;
-use tower_semaphore::backend::etcd::messages::{
+use tower_semaphore::backend::etcd_wire::messages::{
     Compare, CompareResult, DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseRevokeRequest,
     OpResponse, PutRequest, RangeRequest, TxnRequest, TxnResponse,
 };
-use tower_semaphore::backend::etcd::{Client, Driver, Reason, Settings, Url, WireError};
+use tower_semaphore::backend::etcd_wire::{Client, Driver, Reason, Settings, Url, WireError};
 
 use crate::support::etcd::TestEtcd;
 

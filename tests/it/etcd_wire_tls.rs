@@ -2,7 +2,7 @@
 
 use tower_semaphore::BackendError;
 use tower_semaphore::backend::TlsSettings;
-use tower_semaphore::backend::etcd::{Client, Driver, Settings, Url};
+use tower_semaphore::backend::etcd_wire::{Client, Driver, Settings, Url};
 
 use crate::etcd_wire::{Connection, SOON, soon};
 use crate::support::etcd::TestEtcd;

@@ -3,6 +3,7 @@
 use super::value::{HEADER_LEN, Value, ValueError};
 use crate::id::{NodeId, PlaceId};
 use crate::ledger::{Grant, Ledger};
+use crate::row::Row;
 
 /// A value, and what it says of this process's places.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,6 +38,8 @@ pub(super) struct View {
     pub(super) own: Vec<(PlaceId, u64, Option<u64>)>,
     /// Whether places of other processes wait.
     pub(super) others_wait: bool,
+    /// The rows of other processes that have places, in order.
+    pub(super) other_rows: Vec<Row>,
 }
 
 impl Known {
@@ -90,8 +93,15 @@ impl View {
                 view.own.push((id, lease_end, ticket));
             } else {
                 view.others_wait |= ticket.is_some();
+                let row = Row::with_lease_end(id.node, lease_end);
+                // Most of them follow one of the same row.
+                if view.other_rows.last() != Some(&row) {
+                    view.other_rows.push(row);
+                }
             }
         }
+        view.other_rows.sort_unstable();
+        view.other_rows.dedup();
         view.own.sort_unstable_by_key(|(id, ..)| id.n);
         view
     }

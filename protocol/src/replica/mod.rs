@@ -26,8 +26,8 @@
 //!
 //! # What it leaves to others
 //!
-//! The replica does not decide whether a process is dead: see [`Ended`]. The driver adds to each transaction the condition
-//! that its own process's sign of life is there, so that a process whose places may be forgotten changes nothing.
+//! The replica does not decide whether a process is dead: see [`Ended`]. Its transactions name the signs of life that must
+//! be there or absent, so that a process whose places may be forgotten changes nothing.
 //!
 //! # Examples
 //!
@@ -229,9 +229,10 @@ impl Replica {
                 flight.replies.into_iter().for_each(|reply| self.answer_next(reply));
                 continue;
             }
-            let (absent, change) = (flight.forgotten.rows.clone(), flight.change.clone());
+            let (present, absent) = (flight.present.clone(), flight.forgotten.rows.clone());
+            let change = flight.change.clone();
             self.flight = Some(flight);
-            return Some(Transaction { changed: self.known.changed, absent, change });
+            return Some(Transaction { changed: self.known.changed, present, absent, change });
         }
         None
     }
@@ -258,6 +259,12 @@ impl Replica {
     #[must_use]
     pub fn value(&self) -> Option<&Value> {
         self.known.as_read().map(|read| &read.value)
+    }
+
+    /// The rows of other processes that have places in the newest value, in order.
+    pub fn other_rows(&self) -> impl Iterator<Item = Row> {
+        let rows = self.known.as_read().map(|read| &*read.view.other_rows);
+        rows.unwrap_or_default().iter().copied()
     }
 
     /// The revision that the value is as of.

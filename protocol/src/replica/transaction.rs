@@ -17,12 +17,13 @@ const STRANGERS_MAX: usize = 512;
 
 /// A compare-and-swap of one key.
 ///
-/// A driver may add conditions of its own, such as that the process's own lease runs: a transaction that fails them is
-/// [lost](Replica::handle_lost), too.
+/// One that fails a condition is [lost](Replica::handle_lost), whichever it was.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Transaction {
     /// The revision at which the key must have been changed last; 0: it must be absent.
     pub changed: u64,
+    /// The rows of this process whose signs of life must be there: those of the calls, at least the shortest.
+    pub present: Vec<Row>,
     /// The rows whose signs of life must be absent, because their places are forgotten.
     pub absent: Vec<Row>,
     /// What becomes of the key.
@@ -47,6 +48,7 @@ pub(super) struct Flight {
     pub(super) change: Change,
     /// The replies to the first calls.
     pub(super) replies: Vec<Reply>,
+    pub(super) present: Vec<Row>,
     pub(super) forgotten: Forgotten,
     only_asks: bool,
 }
@@ -87,13 +89,16 @@ impl Replica {
         };
         let change = change(read, &value);
         let only_asks = self.calls.batch().all(|call| only_asks(&call.op));
-        Some(Flight { value, change, replies, forgotten, only_asks })
+        let mut present: Vec<_> = self.calls.batch().map(|call| self.row_of(call)).collect();
+        present.push(Row::of(self.node, 0, self.shortest_lease));
+        present.sort_unstable();
+        present.dedup();
+        Some(Flight { value, change, replies, present, forgotten, only_asks })
     }
 
     /// Carries out a call. No lease end is a time, so the ledger finds no lease that has ended.
     fn carry_out(&self, ledger: &mut Ledger, call: &Call, time: u64, is_long: bool) -> Reply {
-        let row = Row::of(self.node, call.op.lease_ms(), self.shortest_lease);
-        let lease_ms = row.lease_end() - time / 1000;
+        let lease_ms = self.row_of(call).lease_end() - time / 1000;
         // Hints are not sent: each process finds its own places in the value.
         let post = &mut |_, _: &[_]| true;
         let mut reply = match &call.op {
@@ -106,6 +111,11 @@ impl Replica {
         };
         reply.earliest = 0;
         reply
+    }
+
+    /// The row of the places to which a call gives leases.
+    fn row_of(&self, call: &Call) -> Row {
+        Row::of(self.node, call.op.lease_ms(), self.shortest_lease)
     }
 
     /// The places of this process that it does not know, and that no call names.

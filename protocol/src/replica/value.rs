@@ -94,6 +94,14 @@ impl Value {
         out
     }
 
+    /// The process that wrote a value, without reading the rest of it. `None` if its header is not known.
+    #[must_use]
+    pub fn writer_of(bytes: &[u8]) -> Option<NodeId> {
+        let number = bytes.get(HEADER_LEN - 8..)?.first_chunk()?;
+        let is_known = bytes.starts_with(&[VERSION]);
+        is_known.then(|| NodeId::new(u64::from_le_bytes(*number)))
+    }
+
     /// Reads what [`encode`](Self::encode) writes.
     ///
     /// # Errors

@@ -107,6 +107,11 @@ impl Session {
         Some(self.limits.of_policy()).filter(|limit| *limit > 0)
     }
 
+    /// Places were removed by a process that does not know the limit: if something waits here, it asks for what that freed.
+    pub fn handle_freed(&mut self) {
+        self.probe.want(self.counts.has_waiting());
+    }
+
     /// Takes a revocation. A permit is lost; a request that waits is refused. Other waiters ask for what that freed: only
     /// their process knows the limit.
     pub fn handle_revoked(&mut self, id: PlaceId, now: Time) {

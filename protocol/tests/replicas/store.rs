@@ -69,12 +69,12 @@ impl Store {
     }
 
     pub(crate) fn execute(&mut self, request: &Request, step: usize, fault: Fault) -> Outcome {
-        let Transaction { changed, absent, change } = &request.transaction;
+        let Transaction { changed, present, absent, change } = &request.transaction;
         let newest = self.newest();
         let is_newest = *changed == if newest.bytes.is_some() { newest.revision } else { 0 };
-        let is_alive = super::LEASES_S.iter().all(|s| self.signs.contains(&(request.node, *s)));
-        let is_absent =
-            absent.iter().all(|Row { node, seconds }| !self.signs.contains(&(*node, *seconds)));
+        let has_sign = |Row { node, seconds }: &Row| self.signs.contains(&(*node, *seconds));
+        let is_alive = present.iter().all(has_sign);
+        let is_absent = !absent.iter().any(has_sign);
         if fault == Fault::ForgetsLiving && is_newest
             || fault == Fault::NoCompare && is_absent
             || fault == Fault::DeadWrite && is_newest && is_absent

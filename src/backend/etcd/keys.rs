@@ -7,8 +7,14 @@ use bytes::Bytes;
 use crate::protocol::NodeId;
 use crate::protocol::liveness::Row;
 
-/// Keys: `<prefix>/s/<name>/L` is a semaphore, and `<prefix>/n/<node>/<seconds>` the sign of life of a process for the
-/// places whose leases have that length.
+/// Keys, below a prefix:
+///
+/// | key | what it is |
+/// |---|---|
+/// | `s/<name>/L` | a semaphore |
+/// | `n/<node>/<seconds>` | the sign of life of a process, for the places whose leases have that length |
+/// | `m/<node>` | the last message to a process |
+/// | `o` | the overrides |
 ///
 /// Names are [encoded](crate::Name), so that nothing in them reaches this syntax.
 #[derive(Clone, Debug)]
@@ -66,6 +72,15 @@ impl Keys {
             key.strip_prefix(&*self.prefix)?.strip_prefix("/n/")?.split_once('/')?;
         let row = Row { node: NodeId::parse(node.as_bytes())?, seconds: seconds.parse().ok()? };
         Some(row).filter(|row| self.sign(*row) == key)
+    }
+
+    /// What is sent to a process.
+    pub(super) fn messages(&self, node: NodeId) -> Bytes {
+        format!("{}/m/{node}", self.prefix).into()
+    }
+
+    pub(super) fn overrides(&self) -> Bytes {
+        format!("{}/o", self.prefix).into()
     }
 
     pub(super) fn signs(&self) -> Folder {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::keys::Keys;
-use super::messages::{
+use super::wire::messages::{
     Compare, CompareResult, DeleteRangeRequest, KeyValue, OpResponse, PutRequest, RangeRequest,
     RangeResponse, RequestOp, ResponseHeader, TxnRequest, TxnResponse,
 };
@@ -34,19 +34,13 @@ pub(super) fn read(key: impl Into<Bytes>) -> RangeRequest {
     RangeRequest { key: key.into(), ..Default::default() }
 }
 
-/// The transaction of a replica: only while the sign of life of its own process is there, for the row `own`.
-pub(super) fn transaction(
-    keys: &Keys,
-    key: &str,
-    own: Row,
-    transaction: &Transaction,
-) -> TxnRequest {
+/// The transaction of a replica.
+pub(super) fn transaction(keys: &Keys, key: &str, transaction: &Transaction) -> TxnRequest {
     let key = || Bytes::copy_from_slice(key.as_bytes());
     let changed = i64::try_from(transaction.changed).unwrap_or(i64::MAX);
-    let mut compare = vec![
-        Compare::mod_revision(key(), CompareResult::Equal, changed),
-        Compare::version(keys.sign(own), CompareResult::Greater, 0),
-    ];
+    let mut compare = vec![Compare::mod_revision(key(), CompareResult::Equal, changed)];
+    let is_present = |row: &Row| Compare::version(keys.sign(*row), CompareResult::Greater, 0);
+    compare.extend(transaction.present.iter().map(is_present));
     let is_absent = |row: &Row| Compare::version(keys.sign(*row), CompareResult::Equal, 0);
     compare.extend(transaction.absent.iter().map(is_absent));
     let change: Option<RequestOp> = match &transaction.change {
@@ -105,6 +99,12 @@ pub(super) fn sign(
     (response.kvs.first().map(sign), header.map_or(0, |header| header.raft_term))
 }
 
+/// The sign of life that the transaction of [`put_sign`] found.
+pub(super) fn sign_in(response: &TxnResponse) -> (Option<Sign>, Term) {
+    let nothing = RangeResponse::default();
+    sign(range_of(response).unwrap_or(&nothing), response.header)
+}
+
 /// The response to the read in a transaction, whichever branch it was in.
 pub(super) fn range_of(response: &TxnResponse) -> Option<&RangeResponse> {
     response.responses.iter().find_map(|response| match &response.response {
@@ -117,6 +117,6 @@ fn revision_of(header: Option<ResponseHeader>) -> u64 {
     header.map_or(0, |header| unsigned(header.revision))
 }
 
-fn unsigned(revision: i64) -> u64 {
+pub(super) fn unsigned(revision: i64) -> u64 {
     u64::try_from(revision).unwrap_or(0)
 }

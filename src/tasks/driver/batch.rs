@@ -99,7 +99,7 @@ impl Batch {
                     }
                 }
                 Answer::Reply { reply, late, leases_from } => {
-                    let leases_from = leases_from.map_or(sent, |from| node.clock.time(from));
+                    let leases_from = leases_from.map_or(sent, |from| self.time_of(from));
                     let sent = Sending::at(sent).late(late).leases_from(leases_from);
                     node.counts.meter.on_answer(op, true, after);
                     node.counts.meter.on_reply(op, &reply);
@@ -120,6 +120,15 @@ impl Batch {
             node.sessions.timers.wake();
         }
         Taken { woken, cost }
+    }
+
+    /// The time of an instant, by its distance from the sending: the machine may have been suspended since then, and a
+    /// lease must not seem to begin later than it did.
+    fn time_of(&self, at: Instant) -> Time {
+        match self.sent.checked_duration_since(at) {
+            Some(before) => self.sent_at.checked_sub(before).unwrap_or_default(),
+            None => self.sent_at + at.saturating_duration_since(self.sent),
+        }
     }
 
     /// Notifies the sessions that their calls remain unanswered. They request again what they need.

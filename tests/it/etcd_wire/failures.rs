@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
-use tower_semaphore::backend::etcd::{Reason, WatchMessage};
+use tower_semaphore::backend::etcd_wire::{Reason, WatchMessage};
 
 use super::watches::from;
 use super::{SOON, key, open, put, range, read, soon, try_open, write};

@@ -1,6 +1,6 @@
 //! Users, passwords and rights.
 
-use tower_semaphore::backend::etcd::{Reason, WatchMessage};
+use tower_semaphore::backend::etcd_wire::{Reason, WatchMessage};
 
 use super::watches::from;
 use super::{Connection, open, put, range, read, soon, try_open, write};

@@ -1,7 +1,7 @@
 //! Streams of changes.
 
-use tower_semaphore::backend::etcd::messages::{Event, EventType, KeyValue, PutRequest};
-use tower_semaphore::backend::etcd::{Client, KeyRange, Reason, Watch, WatchMessage};
+use tower_semaphore::backend::etcd_wire::messages::{Event, EventType, KeyValue, PutRequest};
+use tower_semaphore::backend::etcd_wire::{Client, KeyRange, Reason, Watch, WatchMessage};
 
 use super::{key, open, put, revision, soon, write};
 use crate::support::etcd::TestEtcd;

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tower_semaphore::Semaphore;
 
 use super::ports::free_port;
 use super::until;
@@ -62,6 +63,11 @@ impl TestEtcd {
     /// Returns the URL of the member.
     pub(crate) fn url(&self) -> String {
         format!("etcd://{}", self.address())
+    }
+
+    /// Creates a process that shares its permits through this member.
+    pub(crate) fn semaphore(&self) -> Semaphore {
+        Semaphore::etcd(&self.url()).unwrap()
     }
 
     /// Returns `host:port` for clients.

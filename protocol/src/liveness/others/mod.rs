@@ -132,6 +132,12 @@ impl OtherRows {
         self.alive.contains_key(&row)
     }
 
+    /// Whether this process is the first of the living, as far as is known.
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        self.rank(1) == 0
+    }
+
     /// A watch begins after this revision, as of which these signs were there.
     ///
     /// Signs can have come back and gone unseen since the last watch, so each absence counts from now (rule 8).

@@ -144,6 +144,12 @@ impl OwnRows {
         self.rows.first().filter(|_| self.is_shortest_known).map(|row| row.seconds)
     }
 
+    /// Returns the lease of the shortest row, if it has one: for what is to end with this process.
+    #[must_use]
+    pub fn shortest_lease(&self) -> Option<LeaseId> {
+        self.rows.first().filter(|_| self.is_shortest_known)?.lease()
+    }
+
     /// Returns the length of the row for places with this lease: the shortest that is as long. `None` until the store has
     /// told its shortest, and if no row is as long; then a place of this lease cannot be made.
     #[must_use]

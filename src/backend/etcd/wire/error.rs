@@ -119,6 +119,12 @@ impl WireError {
         Self { reason: Reason::Compacted, did_nothing: true, error: BackendError::call(text) }
     }
 
+    /// The member did not answer in time.
+    pub(in crate::backend::etcd) fn silent() -> Self {
+        let error = BackendError::connection("etcd did not answer in time");
+        Self { reason: Reason::TimedOut, did_nothing: false, error }
+    }
+
     /// A stream ended without an error.
     pub(super) fn ended() -> Self {
         let error = BackendError::connection("etcd ended the stream");

@@ -162,8 +162,8 @@ fn read(response: WatchResponse, answered: &mut usize) -> Option<WatchMessage> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::etcd::Reason;
-    use crate::backend::etcd::messages::{KeyValue, ResponseHeader};
+    use crate::backend::etcd::wire::Reason;
+    use crate::backend::etcd::wire::messages::{KeyValue, ResponseHeader};
 
     fn response(watch_id: i64) -> WatchResponse {
         let header = ResponseHeader { revision: 90, ..Default::default() };

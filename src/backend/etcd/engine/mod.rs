@@ -1,0 +1,559 @@
+//! What this process knows of a cluster, over all connections to it.
+//!
+//! The engine holds the replicas of the semaphores that the process uses, its signs of life, and what it knows of those of
+//! others. Calls, answers of the cluster, events of the watch and time come in; [`Request`]s to the cluster and
+//! [`Deliveries`] to this process come out. It does no I/O and reads no clock: see [`Link`](super::link::Link), which does.
+
+mod answers;
+mod forgetting;
+mod tracked;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::mem::take;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use self::answers::Asker;
+pub(super) use self::answers::{Deliveries, Part};
+use self::forgetting::Forgetting;
+use self::tracked::{Flight, Pending, Tracked, Turn};
+use super::clock::Now;
+use super::keys::Keys;
+use super::requests::{Outcome, Stored};
+use super::wire::WireError;
+use crate::backend::{AddressedCall, Answer};
+use crate::error::BackendError;
+use crate::protocol::liveness::{self, Grace, OtherRows, OwnRows, Seen, margin};
+use crate::protocol::replica::{self, Event, Replica, Row, Transaction, Value};
+use crate::protocol::{NodeId, Time};
+
+/// The most transactions under way at a time.
+const TRANSACTIONS_MAX: usize = 64;
+
+/// The pause after a reading of several keys that was refused.
+const READ_PAUSE: Duration = Duration::from_secs(1);
+
+/// A lease that etcd rounds up to the shortest that it grants.
+const SHORTEST: Duration = Duration::from_secs(1);
+
+/// What is to be sent to the cluster.
+pub(super) enum Request {
+    /// For the signs of life of this process.
+    Sign(liveness::Request),
+    Transaction {
+        key: Arc<str>,
+        transaction: Transaction,
+    },
+    /// All signs of life.
+    List,
+    /// A page of all semaphores, from this key on; `None`: from the first.
+    Search {
+        from: Option<Vec<u8>>,
+    },
+}
+
+/// One process and a cluster.
+pub(super) struct Engine {
+    node: NodeId,
+    keys: Keys,
+    grace: Grace,
+    /// The number of the connection in use; `None`: there is none.
+    connection: Option<u64>,
+    /// The newest revision that the cluster showed.
+    revision: u64,
+    pub(super) own: OwnRows,
+    others: OtherRows,
+    tracked: HashMap<Arc<str>, Tracked>,
+    /// The keys of those that may have a transaction.
+    queue: VecDeque<Arc<str>>,
+    parked: Vec<Arc<str>>,
+    paused: BTreeSet<(Time, Arc<str>)>,
+    in_flight: usize,
+    next_call: u64,
+    forgetting: Forgetting,
+    is_list_wanted: bool,
+    /// No reading of several keys before this.
+    read_at: Time,
+    random: fastrand::Rng,
+    pub(super) deliveries: Deliveries,
+}
+
+impl Engine {
+    /// `seed`: of the jitter of this process.
+    pub(super) fn new(node: NodeId, keys: Keys, grace: Grace, seed: u64) -> Self {
+        Self {
+            node,
+            keys,
+            grace,
+            connection: None,
+            revision: 0,
+            own: OwnRows::new(SHORTEST),
+            others: OtherRows::new(node, grace),
+            tracked: HashMap::new(),
+            queue: VecDeque::new(),
+            parked: Vec::new(),
+            paused: BTreeSet::new(),
+            in_flight: 0,
+            next_call: 0,
+            forgetting: Forgetting::default(),
+            is_list_wanted: false,
+            read_at: Time::ZERO,
+            random: fastrand::Rng::with_seed(seed),
+            deliveries: Deliveries::default(),
+        }
+    }
+
+    // ===== the connection =====
+
+    /// Whether a cluster that is at this revision has lost what this process knows of it.
+    pub(super) const fn is_older(&self, revision: u64) -> bool {
+        revision < self.revision
+    }
+
+    /// Nothing that is known is true of the cluster: it is another one, or was restored.
+    pub(super) fn forget_all(&mut self) {
+        let (node, keys, next_call) = (self.node, self.keys.clone(), self.next_call);
+        let (deliveries, seed) = (take(&mut self.deliveries), self.random.u64(..));
+        *self = Self { next_call, deliveries, ..Self::new(node, keys, self.grace, seed) };
+    }
+
+    /// There is a connection of this number. Its watch begins after this revision, as of which these signs of life were
+    /// there.
+    pub(super) fn handle_connected(&mut self, number: u64, rows: Vec<Row>, revision: u64, now: Now) {
+        self.connection = Some(number);
+        self.own.handle_connected(now.time);
+        self.handle_watched(rows, revision, now);
+    }
+
+    /// There is another watch, which begins after this revision.
+    pub(super) fn handle_watched(&mut self, rows: Vec<Row>, revision: u64, now: Now) {
+        self.note_revision(revision);
+        self.others.handle_opened(rows, signed(revision), now.time);
+    }
+
+    /// A connection is lost. Its calls are not answered.
+    pub(super) fn handle_disconnected(&mut self, number: u64, error: &BackendError, now: Now) {
+        if self.connection != Some(number) {
+            return;
+        }
+        self.connection = None;
+        self.own.handle_disconnected(now.time);
+        self.others.handle_disconnected();
+        self.forgetting.handle_disconnected();
+        self.queue.clear();
+        self.parked.clear();
+        self.paused.clear();
+        self.in_flight = 0;
+        for tracked in self.tracked.values_mut() {
+            tracked.replica.handle_dropped();
+            tracked.turn = Turn::Idle;
+            for pending in tracked.pending.drain(..) {
+                // Those behind the first of a batch come too late, and do nothing.
+                _ = pending.asker.batch.send(Err(error.clone()));
+            }
+        }
+        for key in self.keys_of_all() {
+            self.settle(&key, now);
+        }
+    }
+
+    /// Whether this process may write over the connection of this number.
+    pub(super) fn is_registered(&self, number: u64) -> bool {
+        let shortest = self.own.shortest();
+        self.connection == Some(number)
+            && shortest.is_some_and(|seconds| self.own.is_registered(seconds))
+    }
+
+    fn note_revision(&mut self, revision: u64) {
+        self.revision = self.revision.max(revision);
+    }
+
+    // ===== calls =====
+
+    /// Takes the calls of a batch over the connection of this number.
+    pub(super) fn handle_calls(
+        &mut self,
+        number: u64,
+        calls: &[AddressedCall],
+        batch: &UnboundedSender<Part>,
+        now: Now,
+    ) {
+        let shortest = self.own.shortest().filter(|_| self.connection == Some(number));
+        let Some(shortest) = shortest else {
+            _ = batch.send(Err(BackendError::connection("the connection to etcd is closed")));
+            return;
+        };
+        for (index, AddressedCall { key, call, .. }) in calls.iter().enumerate() {
+            let asker = Asker { batch: batch.clone(), index };
+            let lease = Duration::from_millis(call.op.lease_ms());
+            let shortest = Duration::from_secs(u64::from(shortest));
+            let Row { seconds, .. } = Row::of(self.node, call.op.lease_ms(), shortest);
+            self.own.add(lease);
+            if self.own.row_for(lease) != Some(seconds) {
+                self.deliveries.answer(asker, Answer::Refused(too_many_lengths(seconds)));
+                continue;
+            }
+            let id = self.next_call;
+            self.next_call += 1;
+            let Some(tracked) = self.track(key) else { continue };
+            tracked.pending.push_back(Pending { id, asker, seconds, lease });
+            tracked.replica.handle_call(id, call.clone());
+            self.settle(key, now);
+        }
+    }
+
+    /// Returns a semaphore that is tracked from now on. `None` if this is no key of a semaphore.
+    fn track(&mut self, key: &Arc<str>) -> Option<&mut Tracked> {
+        let shortest = self.own.shortest()?;
+        if !self.tracked.contains_key(key) {
+            let name = self.keys.name(key)?.into();
+            let replica = Replica::new(self.node, Duration::from_secs(u64::from(shortest)));
+            self.tracked.insert(Arc::clone(key), Tracked::new(name, replica));
+        }
+        self.tracked.get_mut(key)
+    }
+
+    fn keys_of_all(&self) -> Vec<Arc<str>> {
+        self.tracked.keys().cloned().collect()
+    }
+
+    /// Takes what a replica has to say, and has it make its next transaction.
+    fn settle(&mut self, key: &Arc<str>, now: Now) {
+        let Some(tracked) = self.tracked.get_mut(key) else { return };
+        while let Some(event) = tracked.replica.poll_event() {
+            match event {
+                Event::Answered { call, answer } => {
+                    if let Some(pending) = tracked.take(call) {
+                        let answer = answer_of(answer, &pending, tracked, &self.own, now);
+                        self.deliveries.answer(pending.asker, answer);
+                    }
+                }
+                Event::Granted(hint) => self.deliveries.hint(&tracked.name, hint),
+                Event::Recalled => self.deliveries.recall(&tracked.name),
+                Event::Freed => self.deliveries.freed(&tracked.name),
+                Event::Stopped(error) => tracked.error = Some(unreadable(&tracked.name, &error)),
+            }
+        }
+        let revision = tracked.replica.revision();
+        if tracked.noted != revision {
+            tracked.noted = revision;
+            tracked.replica.other_rows().for_each(|row| self.others.handle_place(row, now.time));
+            self.forgetting.note(key, &mut tracked.replica);
+            self.forgetting.settle(&mut self.others);
+        }
+        let is_idle = tracked.replica.is_idle() && tracked.pending.is_empty();
+        if is_idle && tracked.replica.other_rows().all(|row| self.others.is_alive(row)) {
+            self.tracked.remove(key);
+        } else if matches!(tracked.turn, Turn::Idle) && self.connection.is_some() {
+            tracked.turn = Turn::Queued;
+            self.queue.push_back(Arc::clone(key));
+        }
+    }
+
+    // ===== requests =====
+
+    /// Returns the next request.
+    pub(super) fn poll_request(&mut self, now: Now) -> Option<Request> {
+        self.connection?;
+        if let Some(request) = self.own.poll_request(now.time) {
+            return Some(Request::Sign(request));
+        }
+        self.poll_cleanups(now);
+        if let Some(request) = self.poll_transaction(now) {
+            return Some(request);
+        }
+        if now.time < self.read_at {
+            return None;
+        }
+        if take(&mut self.is_list_wanted) {
+            return Some(Request::List);
+        }
+        self.forgetting.search.poll().map(|from| Request::Search { from })
+    }
+
+    fn poll_cleanups(&mut self, now: Now) {
+        while let Some(cleanup) = self.others.poll_cleanup(now.time) {
+            let Some(ended) = self.forgetting.ask(cleanup, &self.others) else {
+                self.is_list_wanted = true;
+                continue;
+            };
+            let concerned = self.tracked.iter().filter(|(_, tracked)| {
+                tracked.replica.other_rows().any(|row| row.node == ended.row().node)
+            });
+            for key in concerned.map(|(key, _)| Arc::clone(key)).collect::<Vec<_>>() {
+                if let Some(tracked) = self.tracked.get_mut(&key) {
+                    self.forgetting.note(&key, &mut tracked.replica);
+                }
+                self.settle(&key, now);
+            }
+            self.forgetting.settle(&mut self.others);
+        }
+    }
+
+    fn poll_transaction(&mut self, now: Now) -> Option<Request> {
+        while self.in_flight < TRANSACTIONS_MAX
+            && let Some(key) = self.queue.pop_front()
+        {
+            let Some(tracked) = self.tracked.get_mut(&key) else { continue };
+            let shortest = self.own.shortest().unwrap_or_default();
+            let mut seconds = tracked.pending.iter().map(|pending| pending.seconds);
+            if !self.own.is_registered(shortest) || !seconds.all(|s| self.own.is_registered(s)) {
+                tracked.turn = Turn::Parked;
+                self.parked.push(key);
+                continue;
+            }
+            tracked.turn = Turn::Idle;
+            if let Some(transaction) = tracked.replica.poll_transaction(now.time, now.wall) {
+                tracked.turn = Turn::InFlight(Flight::from(&transaction));
+                self.in_flight += 1;
+                return Some(Request::Transaction { key, transaction });
+            }
+        }
+        None
+    }
+
+    /// Returns when to poll for requests again, if nothing happens before.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        let is_reading = self.is_list_wanted || self.forgetting.search.is_due();
+        let read_at = Some(self.read_at).filter(|_| is_reading);
+        let paused = self.paused.first().map(|(until, _)| *until);
+        let timeouts = [self.own.poll_timeout(), self.others.poll_timeout(), paused, read_at];
+        timeouts.into_iter().flatten().min()
+    }
+
+    /// Does what is due. Returns whether the member did not answer in time.
+    pub(super) fn handle_timeout(&mut self, now: Now) -> bool {
+        while let Some((until, key)) = self.paused.pop_first() {
+            if until > now.time {
+                self.paused.insert((until, key));
+                break;
+            }
+            if let Some(tracked) = self.tracked.get_mut(&key)
+                && matches!(tracked.turn, Turn::Paused)
+            {
+                tracked.turn = Turn::Idle;
+                self.settle(&key, now);
+            }
+        }
+        self.own.handle_timeout(now.time)
+    }
+
+    // ===== answers of the cluster =====
+
+    /// The signs of life of this process may have changed.
+    pub(super) fn handle_own_sign(&mut self, now: Now) {
+        for key in take(&mut self.parked) {
+            if let Some(tracked) = self.tracked.get_mut(&key)
+                && matches!(tracked.turn, Turn::Parked)
+            {
+                tracked.turn = Turn::Idle;
+                self.settle(&key, now);
+            }
+        }
+    }
+
+    /// Takes what became of a transaction.
+    pub(super) fn handle_outcome(
+        &mut self,
+        key: &Arc<str>,
+        outcome: Result<Outcome, &WireError>,
+        now: Now,
+    ) {
+        let Some(tracked) = self.tracked.get_mut(key) else { return };
+        let Turn::InFlight(flight) = std::mem::replace(&mut tracked.turn, Turn::Idle) else {
+            return;
+        };
+        self.in_flight -= 1;
+        let mut pause = Duration::ZERO;
+        match outcome {
+            Ok(Outcome::Committed { revision }) => {
+                tracked.handle_success();
+                tracked.replica.handle_committed(revision);
+                self.note_revision(revision);
+            }
+            Ok(Outcome::Lost(Stored { revision, value })) => {
+                let changed = if value.is_some() { revision } else { 0 };
+                if changed == flight.changed {
+                    // A sign of life was not as it should be, which the watch will tell, or a listing.
+                    flight.absent.iter().for_each(|row| tracked.replica.handle_back(*row));
+                    self.is_list_wanted |= !flight.absent.is_empty();
+                    pause = tracked.handle_failure();
+                } else {
+                    pause = tracked.handle_loss(self.random.f64());
+                }
+                tracked.replica.handle_lost(revision, value.as_deref());
+                self.note_revision(revision);
+            }
+            Ok(Outcome::Malformed) => {
+                pause = tracked.handle_failure();
+                tracked.replica.handle_unknown();
+            }
+            Err(error) => {
+                tracked.error = Some(error.clone().into());
+                pause = tracked.handle_failure();
+                if error.did_nothing() {
+                    tracked.replica.handle_refused();
+                } else {
+                    tracked.replica.handle_unknown();
+                }
+            }
+        }
+        if !pause.is_zero()
+            && let Some(tracked) = self.tracked.get_mut(key)
+        {
+            let until = now.time + pause;
+            tracked.turn = Turn::Paused;
+            self.paused.insert((until, Arc::clone(key)));
+        }
+        self.settle(key, now);
+    }
+
+    /// Takes a value that the watch or a search brought; `None`: the key is absent.
+    pub(super) fn handle_value(&mut self, key: &str, revision: u64, value: Option<&[u8]>, now: Now) {
+        self.note_revision(revision);
+        let key = match self.tracked.get_key_value(key) {
+            Some((key, _)) => Arc::clone(key),
+            None if self.is_to_be_tracked(value) => key.into(),
+            None => return,
+        };
+        if let Some(tracked) = self.track(&key) {
+            tracked.replica.handle_value(revision, value);
+            self.settle(&key, now);
+        }
+    }
+
+    /// Whether a value of a semaphore that this process does not use can have places of this process: then a transaction
+    /// of it was carried out late.
+    fn is_to_be_tracked(&self, value: Option<&[u8]>) -> bool {
+        value.and_then(Value::writer_of) == Some(self.node)
+    }
+
+    /// A sign of life was seen, or its end.
+    pub(super) fn handle_sign(&mut self, row: Row, seen: Seen, revision: u64, now: Now) {
+        self.note_revision(revision);
+        if row.node == self.node {
+            if seen == Seen::Gone {
+                self.own.handle_sign_gone(row.seconds, signed(revision), now.time);
+            }
+            return;
+        }
+        self.others.handle_sign(row, seen, signed(revision), now.time);
+        if seen == Seen::Alive {
+            for key in self.forgetting.stop(row) {
+                if let Some(tracked) = self.tracked.get_mut(&key) {
+                    tracked.replica.handle_back(row);
+                }
+                self.settle(&key, now);
+            }
+        }
+    }
+
+    /// All signs of life, as of this revision. `None`: they could not be read.
+    pub(super) fn handle_listed(&mut self, listed: Option<(Vec<Row>, u64)>, now: Now) {
+        let Some((rows, revision)) = listed else {
+            self.read_at = now.time + READ_PAUSE;
+            self.is_list_wanted = true;
+            return;
+        };
+        self.note_revision(revision);
+        let back: BTreeSet<_> = rows.iter().copied().filter(|row| !self.others.is_alive(*row)).collect();
+        self.others.handle_listed(rows, signed(revision), now.time);
+        for row in back {
+            for key in self.forgetting.stop(row) {
+                if let Some(tracked) = self.tracked.get_mut(&key) {
+                    tracked.replica.handle_back(row);
+                }
+            }
+        }
+        // Those that were kept for rows that were not alive may be of no use any more.
+        let is_idle = |tracked: &Tracked| tracked.replica.is_idle() && tracked.pending.is_empty();
+        let idle = self.tracked.iter().filter(|(_, tracked)| is_idle(tracked));
+        for key in idle.map(|(key, _)| Arc::clone(key)).collect::<Vec<_>>() {
+            self.settle(&key, now);
+        }
+    }
+
+    /// A page of all semaphores, and the key from which the next one begins. `None`: it could not be read.
+    pub(super) fn handle_searched(
+        &mut self,
+        page: Option<(Vec<(Arc<str>, u64, bytes::Bytes)>, Option<Vec<u8>>)>,
+        now: Now,
+    ) {
+        let Some((values, next)) = page else {
+            self.read_at = now.time + READ_PAUSE;
+            self.forgetting.search.handle_dropped();
+            return;
+        };
+        for (key, revision, value) in values {
+            if self.tracked.contains_key(&key) || self.has_dead(&value) {
+                if let Some(tracked) = self.track(&key) {
+                    tracked.replica.handle_value(revision, Some(&value));
+                }
+                self.settle(&key, now);
+            }
+        }
+        self.forgetting.search.handle_page(next);
+        self.forgetting.settle(&mut self.others);
+    }
+
+    /// Whether a value has places of a row without a sign of life, or of this process.
+    fn has_dead(&self, value: &[u8]) -> bool {
+        // One that is not read is left to processes that can.
+        let Ok(value) = Value::decode(value) else { return false };
+        value.ledger.places().any(|(id, lease_end, _)| {
+            id.node == self.node || !self.others.is_alive(Row::with_lease_end(id.node, lease_end))
+        })
+    }
+}
+
+/// The answer to a call, and from when its leases count.
+fn answer_of(
+    answer: replica::Answer,
+    pending: &Pending,
+    tracked: &Tracked,
+    own: &OwnRows,
+    now: Now,
+) -> Answer {
+    let error = || {
+        let unknown = || BackendError::call("etcd did not carry out the transaction");
+        tracked.error.clone().unwrap_or_else(unknown)
+    };
+    match answer {
+        replica::Answer::Reply(reply) => {
+            if pending.lease.is_zero() {
+                return reply.into();
+            }
+            match leases_from(pending, own, now) {
+                Some(from) => Answer::Reply { reply, late: false, leases_from: Some(from) },
+                None => Answer::Failed(BackendError::call("the lease ended meanwhile")),
+            }
+        }
+        replica::Answer::Refused => Answer::Refused(error()),
+        replica::Answer::Failed => Answer::Failed(error()),
+    }
+}
+
+/// From when the leases of a call count, for a session, which takes them to be as long as the call asked, less 1 ms: they
+/// are as long as etcd's lease, less its margin.
+fn leases_from(pending: &Pending, own: &OwnRows, now: Now) -> Option<tokio::time::Instant> {
+    let longer = Duration::from_secs(u64::from(pending.seconds)).saturating_sub(pending.lease);
+    let from = own.leases_from(pending.seconds)? + longer + Duration::from_millis(1);
+    now.instant_of(from.checked_sub(margin(pending.seconds))?)
+}
+
+fn too_many_lengths(seconds: u32) -> BackendError {
+    let most = liveness::LENGTHS_MAX;
+    BackendError::call(format!(
+        "lease is {seconds} s, and {most} other lengths are in use; expected at most {most} of one process"
+    ))
+}
+
+fn unreadable(name: &str, error: &replica::ValueError) -> BackendError {
+    BackendError::call(format!("semaphore {name} in etcd cannot be used: {error}"))
+}
+
+fn signed(revision: u64) -> liveness::Revision {
+    i64::try_from(revision).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,110 @@
+//! A semaphore of which this process keeps a replica.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::answers::Asker;
+use crate::error::BackendError;
+use crate::protocol::replica::{Replica, Transaction};
+
+/// The pause after a transaction that failed, but not because another process was first. It doubles up to the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// So often a transaction is made anew at once after another process was first. Then processes that contend would keep
+/// each other from it, so each waits for a random time, and the longest such time doubles.
+const LOSSES_AT_ONCE: u32 = 3;
+const LOSS_PAUSE_MIN: Duration = Duration::from_millis(1);
+const LOSS_PAUSE_MAX: Duration = Duration::from_millis(16);
+
+/// A semaphore that this process uses, or in which it forgets places of the dead.
+pub(super) struct Tracked {
+    pub(super) name: Arc<str>,
+    pub(super) replica: Replica,
+    /// The calls that the replica has not answered, in their order.
+    pub(super) pending: VecDeque<Pending>,
+    pub(super) turn: Turn,
+    /// The revision of the newest value whose rows were noted.
+    pub(super) noted: u64,
+    /// Transactions that did not succeed since one did: how many were refused, and how many were too late.
+    failures: u32,
+    losses: u32,
+    /// Why calls are refused.
+    pub(super) error: Option<BackendError>,
+}
+
+/// A call that is not answered yet.
+pub(super) struct Pending {
+    pub(super) id: u64,
+    pub(super) asker: Asker,
+    /// The length of the row for the places that it names.
+    pub(super) seconds: u32,
+    /// The lease that the call asks for.
+    pub(super) lease: Duration,
+}
+
+/// What its next transaction waits for.
+pub(super) enum Turn {
+    /// There may be none.
+    Idle,
+    /// It is in the queue.
+    Queued,
+    /// A sign of life of this process is to be put first.
+    Parked,
+    Paused,
+    /// The last one has no outcome yet.
+    InFlight(Flight),
+}
+
+/// What is to be known of a transaction when its outcome comes.
+pub(super) struct Flight {
+    pub(super) changed: u64,
+    pub(super) absent: Vec<crate::protocol::replica::Row>,
+}
+
+impl From<&Transaction> for Flight {
+    fn from(transaction: &Transaction) -> Self {
+        Self { changed: transaction.changed, absent: transaction.absent.clone() }
+    }
+}
+
+impl Tracked {
+    pub(super) fn new(name: Arc<str>, replica: Replica) -> Self {
+        Self {
+            name,
+            replica,
+            pending: VecDeque::new(),
+            turn: Turn::Idle,
+            noted: 0,
+            failures: 0,
+            losses: 0,
+            error: None,
+        }
+    }
+
+    /// Takes out the call of this number.
+    pub(super) fn take(&mut self, id: u64) -> Option<Pending> {
+        let at = self.pending.iter().position(|pending| pending.id == id)?;
+        self.pending.remove(at)
+    }
+
+    pub(super) fn handle_success(&mut self) {
+        (self.failures, self.losses) = (0, 0);
+    }
+
+    /// A transaction failed, or its outcome is unknown. Returns for how long to pause.
+    pub(super) fn handle_failure(&mut self) -> Duration {
+        let pause = PAUSE_MIN * (1 << self.failures.min(8));
+        self.failures += 1;
+        pause.min(PAUSE_MAX)
+    }
+
+    /// Another process was first. Returns for how long to pause, where `random` is from 0 to 1.
+    pub(super) fn handle_loss(&mut self, random: f64) -> Duration {
+        self.losses += 1;
+        let Some(more) = self.losses.checked_sub(LOSSES_AT_ONCE) else { return Duration::ZERO };
+        let longest = (LOSS_PAUSE_MIN * (1 << more.min(8))).min(LOSS_PAUSE_MAX);
+        longest.mul_f64(random)
+    }
+}

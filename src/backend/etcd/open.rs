@@ -1,0 +1,186 @@
+//! Opening a connection to one of the members.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+
+use tokio::time::{Instant, timeout_at};
+
+use super::EtcdBackend;
+use super::connection::EtcdConnection;
+use super::link::{Link, signs};
+use super::wire::messages::StatusResponse;
+use super::wire::{Client, Endpoint};
+use crate::backend::ServerInfo;
+use crate::error::BackendError;
+
+/// The first version that is used. Those from 3.4.0 to 3.4.21, and from 3.5.0 to 3.5.5, can lose or mix up data
+/// (etcd-io/etcd#13766 and its postmortems).
+const OLDEST: [u32; 3] = [3, 4, 0];
+const MENDED: [[u32; 3]; 2] = [[3, 4, 22], [3, 5, 6]];
+
+/// Which data the last connection found.
+#[derive(Debug, Default)]
+pub(super) struct Data {
+    cluster: u64,
+    /// How often its data was found to be older than before, as after a restore.
+    restored: u64,
+}
+
+impl EtcdBackend {
+    /// Opens a connection to the first member that serves.
+    ///
+    /// # Errors
+    ///
+    /// That of the last member, if none does.
+    pub(super) async fn open(&self) -> Result<EtcdConnection, BackendError> {
+        let random = self.shared.get().map_or(0, |shared| shared.seed);
+        // Each process begins with another one.
+        let first = self.next.load(Ordering::Relaxed).wrapping_add(random as usize);
+        let count = self.endpoints.len();
+        let mut last = None;
+        for at in (0..count).map(|i| first.wrapping_add(i)) {
+            match self.open_to(&self.endpoints[at % count]).await {
+                Ok(opened) => {
+                    // When this connection is lost, the next member is the first to be tried.
+                    self.next.fetch_add(at.wrapping_sub(first) + 1, Ordering::Relaxed);
+                    return Ok(opened);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| BackendError::connection("etcd has no members")))
+    }
+
+    async fn open_to(&self, endpoint: &Endpoint) -> Result<EtcdConnection, BackendError> {
+        let Some(shared) = self.shared.get() else {
+            return Err(BackendError::connection("no process uses this backend"));
+        };
+        let whom = format!("etcd at {endpoint}");
+        let by = Instant::now() + self.connect_timeout;
+        let late = || BackendError::connection(format!("{whom} did not answer in time"));
+        let (client, mut driver) = Client::open(endpoint, &self.settings).await?;
+        let reading = async {
+            let status = client.status().await?;
+            Ok::<_, BackendError>((status, signs(&client, &self.keys).await?))
+        };
+        let read = timeout_at(by, driver.until(reading)).await;
+        let (status, signs) = read.unwrap_or_else(|_| Err(late()))?;
+        check(&whom, &status)?;
+        let data = self.data_of(&status, signs.1);
+        let server = ServerInfo { data: Some(data), warning: warning(&status), ..Default::default() };
+        let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut link = Link::new(shared, number, (client.clone(), driver), signs);
+        match timeout_at(by, link.register()).await {
+            Ok(registered) => registered?,
+            Err(_) => return Err(link.refusal().unwrap_or_else(late)),
+        }
+        Ok(EtcdConnection::new(shared, client, number, server, link))
+    }
+
+    /// Names the data of a cluster at this revision, and forgets what is known of other data.
+    fn data_of(&self, status: &StatusResponse, revision: u64) -> String {
+        let cluster = status.header.map_or(0, |header| header.cluster_id);
+        let mut data = lock(&self.data);
+        if let Some(shared) = self.shared.get() {
+            shared.with(|engine, _| {
+                let is_older = engine.is_older(revision);
+                if data.cluster != cluster || is_older {
+                    data.restored += u64::from(data.cluster == cluster && is_older);
+                    data.cluster = cluster;
+                    engine.forget_all();
+                }
+            });
+        }
+        format!("{cluster:x} {}", data.restored)
+    }
+}
+
+fn lock(data: &Mutex<Data>) -> std::sync::MutexGuard<'_, Data> {
+    data.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Checks that a member can be used.
+fn check(whom: &str, status: &StatusResponse) -> Result<(), BackendError> {
+    let unusable = |why: String| Err(BackendError::connection(format!("{whom} {why}")));
+    let version = &status.version;
+    if parse(version).is_some_and(|version| version < OLDEST) {
+        return unusable(format!("has version {version}; expected 3.4 or later"));
+    }
+    if status.is_learner {
+        return unusable("is a learner; expected a member that votes".to_owned());
+    }
+    if status.leader == 0 {
+        return unusable("is not in touch with a leader".to_owned());
+    }
+    if status.errors.iter().any(|error| error.contains("NOSPACE")) {
+        return unusable(
+            "has no space left; compact, defragment, and disarm the alarm, or raise the quota".to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// What its operator should know.
+fn warning(status: &StatusResponse) -> Option<String> {
+    let StatusResponse { version, db_size, db_size_quota, .. } = status;
+    let parsed = parse(version).unwrap_or([u32::MAX; 3]);
+    let is_mended = |mended: &[u32; 3]| parsed[..2] != mended[..2] || parsed >= *mended;
+    if !MENDED.iter().all(is_mended) {
+        return Some(format!(
+            "etcd has version {version}, which can lose data; expected 3.4.22, 3.5.6 or later"
+        ));
+    }
+    if *db_size_quota > 0 && *db_size > *db_size_quota / 2 {
+        return Some(format!(
+            "etcd uses {db_size} of {db_size_quota} bytes; at the quota it refuses every write, so compact and \
+             defragment it"
+        ));
+    }
+    None
+}
+
+/// Reads a version; what follows its numbers does not count.
+fn parse(version: &str) -> Option<[u32; 3]> {
+    let mut numbers = version.split(['.', '-', '+']).map(|number| number.parse().ok());
+    Some([numbers.next()??, numbers.next()??, numbers.next()??])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check, warning};
+    use crate::backend::etcd::wire::messages::StatusResponse;
+
+    fn status(version: &str) -> StatusResponse {
+        StatusResponse { version: version.to_owned(), leader: 1, ..StatusResponse::default() }
+    }
+
+    #[test]
+    fn versions_that_can_lose_data_are_warned_of() {
+        for version in ["3.4.0", "3.4.21", "3.5.0", "3.5.5"] {
+            let text = warning(&status(version)).unwrap();
+            assert!(text.contains(version), "{text}");
+        }
+        for version in ["3.4.22", "3.4.23", "3.5.6", "3.5.16", "3.6.0", "3.7.0-rc.1", "4.0.0", "?"] {
+            assert_eq!(warning(&status(version)), None, "{version}");
+            assert!(check("etcd", &status(version)).is_ok());
+        }
+        assert!(check("etcd", &status("3.3.27")).unwrap_err().to_string().contains("3.3.27"));
+    }
+
+    #[test]
+    fn a_member_that_serves_nobody_is_not_used() {
+        let quota = StatusResponse { db_size: 60, db_size_quota: 100, ..status("3.6.0") };
+        assert!(warning(&quota).unwrap().contains("60 of 100 bytes"));
+        for (status, why) in [
+            (StatusResponse { leader: 0, ..status("3.6.0") }, "leader"),
+            (StatusResponse { is_learner: true, ..status("3.6.0") }, "learner"),
+            (
+                StatusResponse { errors: vec!["memberID:1 alarm:NOSPACE ".into()], ..status("3.6.0") },
+                "space",
+            ),
+        ] {
+            let error = check("etcd at x:1", &status).unwrap_err().to_string();
+            assert!(error.contains(why) && error.starts_with("etcd at x:1 "), "{error}");
+        }
+    }
+}

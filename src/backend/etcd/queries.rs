@@ -1,0 +1,235 @@
+//! Queries and messages, which belong to no call.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+
+use super::keys::{Folder, Keys};
+use super::link::behind;
+use super::overrides;
+use super::requests::{self, Stored};
+use super::wire::messages::{
+    Compare, CompareResult, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+};
+use super::wire::{Client, WireError};
+use crate::backend::{Change, Listing, Names, Overrides, PeerMessage, QueryError, listing};
+use crate::error::BackendError;
+use crate::protocol::liveness::LeaseId;
+use crate::protocol::replica::{Row, Value};
+use crate::protocol::{BoundRate, NodeId, PlaceId};
+
+/// How often a change is tried anew because another process was first. One of them always is.
+const TRIES_MAX: u32 = 64;
+
+impl From<WireError> for QueryError {
+    fn from(error: WireError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// Asks over one connection.
+#[derive(Clone)]
+pub(super) struct Questions {
+    pub(super) client: Client,
+    pub(super) keys: Keys,
+}
+
+impl Questions {
+    pub(super) async fn inspect(
+        self,
+        key: Arc<str>,
+        most: u32,
+        rate: Option<BoundRate>,
+    ) -> Result<Listing, QueryError> {
+        let Read { value, .. } = self.read(&key).await?;
+        let now = value.next_time(wall());
+        let mut listing = listing::of(&value.ledger, now, most, rate);
+        for (_, lease_end, _) in &mut listing.places {
+            *lease_end = now / 1000 + length_of(*lease_end);
+        }
+        Ok(listing)
+    }
+
+    pub(super) async fn list(self, from: Option<Arc<str>>, most: u32) -> Result<Names, QueryError> {
+        let Folder { mut key, range_end } = self.keys.semaphores();
+        if let Some(from) = from {
+            let name = name_at(&from).ok_or_else(|| QueryError::of_position(Some(&from)))?;
+            key = behind(self.keys.semaphore(&name).as_bytes()).into();
+        }
+        let limit = most.into();
+        let request =
+            RangeRequest { key, range_end, limit, keys_only: true, ..Default::default() };
+        let page = self.client.range(request).await?;
+        let name = |key: &Bytes| Some(self.keys.name(std::str::from_utf8(key).ok()?)?.into());
+        let names: Vec<Arc<str>> = page.kvs.iter().filter_map(|kv| name(&kv.key)).collect();
+        let next = names.last().filter(|_| page.more).map(|last| position_of(last));
+        Ok(Names { names, next })
+    }
+
+    pub(super) async fn overrides(self, known: u64) -> Result<Option<Overrides>, QueryError> {
+        let (set, _) = self.read_overrides().await?;
+        let now = wall() / 1000;
+        Ok((set.version != known).then_some(Overrides { now, ..set }))
+    }
+
+    pub(super) async fn set_override(
+        self,
+        name: Arc<str>,
+        change: Change,
+    ) -> Result<(), QueryError> {
+        for _ in 0..TRIES_MAX {
+            let (before, changed) = self.read_overrides().await?;
+            let mut after = before.clone();
+            if !after.change(&name, change.clone(), wall() / 1000) {
+                return Err(QueryError::Failed(Overrides::too_many(&name)));
+            }
+            if after == before {
+                return Ok(());
+            }
+            let value = overrides::encode(&after);
+            if self.swap(self.keys.overrides(), changed, value).await? {
+                return Ok(());
+            }
+        }
+        Err(contended())
+    }
+
+    pub(super) async fn revoke(
+        self,
+        key: Arc<str>,
+        id: PlaceId,
+        take: bool,
+        by: NodeId,
+    ) -> Result<Option<u64>, QueryError> {
+        for _ in 0..TRIES_MAX {
+            let Read { mut value, changed } = self.read(&key).await?;
+            let time = value.next_time(wall());
+            let Some(lease_end) = value.ledger.revoke(id, take, time) else { return Ok(None) };
+            let left = Some(length_of(lease_end));
+            if !take {
+                return Ok(left);
+            }
+            // This process may not know the limit.
+            (value.time, value.writer, value.is_promoted) = (time, by, false);
+            let bytes = (!value.ledger.is_empty()).then(|| value.encode());
+            if self.swap(Bytes::copy_from_slice(key.as_bytes()), changed, bytes).await? {
+                return Ok(left);
+            }
+        }
+        Err(contended())
+    }
+
+    /// `lease`: the message goes with it.
+    pub(super) async fn send_message(
+        self,
+        key: Arc<str>,
+        to: NodeId,
+        message: PeerMessage,
+        lease: Option<LeaseId>,
+    ) -> Result<(), QueryError> {
+        let (Some(name), Some(lease)) = (self.keys.name(&key), lease) else { return Ok(()) };
+        let value = format!("{name}\n{message}").into();
+        let put = PutRequest { key: self.keys.messages(to), value, lease };
+        let request = TxnRequest { success: vec![put.into()], ..Default::default() };
+        self.client.txn(request).await?;
+        Ok(())
+    }
+
+    async fn read(&self, key: &str) -> Result<Read, QueryError> {
+        let response =
+            self.client.range(requests::read(Bytes::copy_from_slice(key.as_bytes()))).await?;
+        let Stored { revision, value } = requests::stored(&response);
+        let Some(bytes) = value else { return Ok(Read { value: Value::default(), changed: 0 }) };
+        let value = Value::decode(&bytes).map_err(|error| {
+            let name = self.keys.name(key).unwrap_or_default();
+            QueryError::Failed(unreadable(name, &error.to_string()))
+        })?;
+        Ok(Read { value, changed: revision })
+    }
+
+    async fn read_overrides(&self) -> Result<(Overrides, u64), QueryError> {
+        let response = self.client.range(requests::read(self.keys.overrides())).await?;
+        match requests::stored(&response) {
+            Stored { revision, value: Some(value) } => {
+                Ok((overrides::decode(&value).map_err(QueryError::Failed)?, revision))
+            }
+            Stored { value: None, .. } => Ok((Overrides::default(), 0)),
+        }
+    }
+
+    /// Sets or removes a key whose last change was at this revision; 0: it is absent. Returns whether it was.
+    async fn swap(
+        &self,
+        key: Bytes,
+        changed: u64,
+        value: Option<Vec<u8>>,
+    ) -> Result<bool, QueryError> {
+        let changed = i64::try_from(changed).unwrap_or(i64::MAX);
+        let change: RequestOp = match value {
+            Some(value) => {
+                PutRequest { key: key.clone(), value: value.into(), lease: 0 }.into()
+            }
+            None => DeleteRangeRequest { key: key.clone(), ..Default::default() }.into(),
+        };
+        let compare = vec![Compare::mod_revision(key, CompareResult::Equal, changed)];
+        let request = TxnRequest { compare, success: vec![change], failure: Vec::new() };
+        Ok(self.client.txn(request).await?.succeeded)
+    }
+}
+
+/// A semaphore, and the revision of its last change; 0: it is absent.
+struct Read {
+    value: Value,
+    changed: u64,
+}
+
+/// The length of the lease of a place, ms. How much of it is left, only etcd knows.
+fn length_of(lease_end: u64) -> u64 {
+    u64::from(Row::with_lease_end(NodeId::new(0), lease_end).seconds) * 1000
+}
+
+/// The wall clock, µs since 1970.
+fn wall() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Writes a name as a position: `~` and a letter stand for what a position may not have.
+fn position_of(name: &str) -> Arc<str> {
+    format!("n{}", name.replace('%', "~p").replace(':', "~c").replace('#', "~h")).into()
+}
+
+fn name_at(position: &str) -> Option<String> {
+    let name = position.strip_prefix('n')?.replace("~p", "%").replace("~c", ":").replace("~h", "#");
+    crate::Name::from_stored(&name).map(|name| name.as_str().to_owned())
+}
+
+pub(super) fn unreadable(name: &str, why: &str) -> BackendError {
+    BackendError::call(format!("semaphore {name} in etcd cannot be used: {why}"))
+}
+
+fn contended() -> QueryError {
+    QueryError::Failed(BackendError::call(
+        "other processes changed the same key all the time; try again",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{name_at, position_of};
+    use crate::Name;
+
+    #[test]
+    fn a_position_is_read_as_the_name_before_it() {
+        for name in [Name::new("a/b").part("c"), Name::new(""), Name::new("x".repeat(200))] {
+            let position = position_of(name.as_str());
+            let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+            assert!(position.chars().all(is_allowed) && &*position != "0", "{position}");
+            assert_eq!(name_at(&position).as_deref(), Some(name.as_str()));
+        }
+        for other in ["", "0", "a", "n/", "n~", "n\n"] {
+            assert_eq!(name_at(other), None, "{other:?}");
+        }
+    }
+}

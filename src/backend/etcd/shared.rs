@@ -1,0 +1,72 @@
+//! The engine of a process, behind its lock.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::clock::{Clock, Now};
+use super::engine::Engine;
+use super::keys::Keys;
+use crate::backend::Mailbox;
+use crate::protocol::NodeId;
+use crate::protocol::liveness::Grace;
+
+/// What the backend, its connection and their operations share.
+pub(super) struct Shared {
+    pub(super) node: NodeId,
+    /// A random number of this process.
+    pub(super) seed: u64,
+    pub(super) keys: Keys,
+    clock: Clock,
+    mailbox: Weak<dyn Mailbox>,
+    engine: Mutex<Engine>,
+    /// Calls came for the connection.
+    pub(super) called: Notify,
+    /// When a member last answered.
+    heard_at: Mutex<Option<Instant>>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        node: NodeId,
+        mailbox: Weak<dyn Mailbox>,
+        keys: Keys,
+        grace: Grace,
+    ) -> Arc<Self> {
+        let seed = fastrand::u64(..);
+        let engine = Mutex::new(Engine::new(node, keys.clone(), grace, seed));
+        Arc::new(Self {
+            node,
+            seed,
+            keys,
+            clock: Clock::new(),
+            mailbox,
+            engine,
+            called: Notify::new(),
+            heard_at: Mutex::default(),
+        })
+    }
+
+    /// Acts on the engine, then delivers what that led to, without the lock.
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut Engine, Now) -> T) -> T {
+        let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read under the lock, or time could go back.
+        let now = self.clock.now();
+        let done = act(&mut engine, now);
+        let deliveries = std::mem::take(&mut engine.deliveries);
+        drop(engine);
+        if !deliveries.is_empty() {
+            deliveries.deliver(self.mailbox.upgrade().as_deref());
+        }
+        done
+    }
+
+    pub(super) fn heard(&self) {
+        *self.heard_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    pub(super) fn heard_at(&self) -> Option<Instant> {
+        *self.heard_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
