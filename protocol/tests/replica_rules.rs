@@ -260,6 +260,18 @@ fn a_call_that_names_a_place_twice_or_one_of_others_is_refused() {
 }
 
 #[test]
+fn a_place_may_be_released_twice_in_one_call() {
+    let mut two = Two::new();
+    two.acquire(NODE, &[1, 2]);
+    two.commit(NODE);
+    two.events(NODE);
+    two.call(NODE, Op::Release { ids: [1, 2, 1].map(|n| place(NODE, n)).into() });
+    two.commit(NODE);
+    assert_eq!(two.replies(NODE).len(), 1);
+    assert!(two.of(NODE).is_idle());
+}
+
+#[test]
 fn a_transaction_has_as_many_places_as_one_call_may_have() {
     let mut two = Two::new();
     for first in [0, 300, 600] {

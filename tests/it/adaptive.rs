@@ -1,6 +1,6 @@
 //! A limit that finds itself by the refusals of the upstream.
 //!
-//! Each test in `on_both!` runs on both backends, with the semaphores of several processes.
+//! Each test in `on_each!` runs on each backend, with the semaphores of several processes.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use tower_semaphore::{
 };
 
 use crate::support::eventually_or;
-use crate::support::on_both;
+use crate::support::on_each;
 use crate::support::semaphore::waiting;
 use crate::support::stopwatch::Stopwatch;
 use crate::support::upstream::{self, Phases};
 
-on_both! {
+on_each! {
     a_burst_of_refusals_lowers_it_once
     a_request_that_goes_on_later_lowers_it_again
     growth_makes_no_response_one_that_comes_too_late
@@ -92,8 +92,9 @@ async fn a_burst_of_refusals_lowers_it_once(node: &dyn Fn() -> Semaphore) {
     assert_eq!((look(&a).await.limit, look(&a).await.adapted), (Some(100), None));
     permits.iter().rev().for_each(|permit| permit.feedback(Feedback::TooMany));
     let lowered = is_lowered(&a, 100).await;
-    // By a tenth of the forty in flight, or of the limit, where that is all that a reply tells.
-    assert!(lowered == 36 || lowered == 90, "{lowered}");
+    // By a tenth of the forty in flight, of the twenty that the other process saw, if it was first, or of the limit, where
+    // that is all that a reply tells.
+    assert!([18, 36, 90].contains(&lowered), "{lowered}");
     for semaphore in [&a, &b] {
         limit_is(semaphore, lowered).await;
         // None of these was sent later.

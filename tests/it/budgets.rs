@@ -1,6 +1,6 @@
 //! Budgets, such as tokens a minute, beside the limit of requests in flight.
 //!
-//! Each test in `on_both!` runs on both backends, with the semaphores of several processes.
+//! Each test in `on_each!` runs on each backend, with the semaphores of several processes.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use tower_semaphore::{
     Semaphore, feedback,
 };
 
-use crate::support::on_both;
+use crate::support::on_each;
 use crate::support::semaphore::{rejection, waiting};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-on_both! {
+on_each! {
     who_waits_for_a_budget_is_served_in_order_as_it_refills
     a_rejection_names_the_budget_and_says_when_it_has_enough
     what_was_used_replaces_the_estimate_with_the_release

@@ -25,6 +25,10 @@ pub(crate) trait Fleet {
     fn is_empty(&self) -> bool;
     /// Loses everything, like a server that is killed and started empty.
     fn wipe(&self);
+    /// How long a permit with the shortest lease may be missing after its process died.
+    fn forgets_within(&self) -> Duration {
+        Policy::MIN_LEASE + Duration::from_secs(1)
+    }
 }
 
 impl Fleet for MemoryBackend {
@@ -83,6 +87,11 @@ impl Fleet for TestEtcd {
     fn wipe(&self) {
         self.ctl(&["del", "--prefix", "semaphore/s/"]);
         self.ctl(&["del", "semaphore/o"]);
+    }
+
+    fn forgets_within(&self) -> Duration {
+        // The lease, rounded up, half a second in which etcd notices its end, the grace, and as much as for others.
+        Duration::from_millis(1000 + 500 + 2000 + 1000)
     }
 }
 
@@ -449,7 +458,7 @@ async fn a_dead_process_loses_its_permits_with_their_lease(fleet: &impl Fleet) {
         std::mem::forget(waiter.await.unwrap().unwrap());
     }
     let took = began.elapsed();
-    assert!(took < Policy::MIN_LEASE + Duration::from_millis(1000), "{took:?}");
+    assert!(took < fleet.forgets_within(), "{took:?}");
     node.shutdown().await;
     empty(fleet).await;
 }
@@ -465,7 +474,7 @@ async fn a_dead_waiter_is_passed_over(fleet: &impl Fleet) {
     drop(held);
     drop(last.await.unwrap().unwrap());
     let took = began.elapsed();
-    assert!(took < Policy::MIN_LEASE + Duration::from_millis(1000), "{took:?}");
+    assert!(took < fleet.forgets_within(), "{took:?}");
     empty(fleet).await;
 }
 

@@ -33,6 +33,14 @@ macro_rules! conformance {
             })*
         }
 
+        #[cfg(feature = "etcd")]
+        mod etcd {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name(&crate::support::etcd::TestEtcd::start()).await;
+            })*
+        }
+
         /// All tests, one after the other, on a fleet that is slow to start.
         #[cfg(feature = "redis")]
         pub(crate) async fn all(fleet: &impl Fleet) {

@@ -1,6 +1,6 @@
 //! What refusals tell of the wait, and who is refused because it would wait in vain.
 //!
-//! Each test in `on_both!` runs on both backends, with the semaphores of several processes. The others measure, on virtual
+//! Each test in `on_each!` runs on each backend, with the semaphores of several processes. The others measure, on virtual
 //! time.
 
 use std::collections::HashMap;
@@ -23,9 +23,9 @@ use tower_semaphore::{
 };
 
 use crate::support::semaphore::{rejection, waiting};
-use crate::support::{eventually, on_both};
+use crate::support::{eventually, on_each};
 
-on_both! {
+on_each! {
     a_refusal_tells_how_many_were_ahead_and_how_long_it_takes
     what_a_process_has_not_seen_it_does_not_tell
     who_would_wait_in_vain_is_refused_at_once

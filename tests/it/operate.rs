@@ -1,6 +1,6 @@
 //! Operators' calls in one process, and their effect on others.
 //!
-//! Each test in `both!` runs on both backends, with the semaphores of two processes.
+//! Each test in `both!` runs on each backend, with the semaphores of two processes.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -34,7 +34,7 @@ use tower_semaphore::{Name, Policy, RejectReason, Semaphore};
 use crate::support::redis::TestRedis;
 use crate::support::semaphore::{rejection, waiting};
 use crate::support::stopwatch::Stopwatch;
-use crate::support::{eventually, on_both};
+use crate::support::{eventually, on_each};
 
 /// What counts as "at once": half of the second after which every process reads by itself.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -49,7 +49,7 @@ macro_rules! both {
             wipe();)*
         }
 
-        on_both! { $($name)* }
+        on_each! { $($name)* }
     };
 }
 

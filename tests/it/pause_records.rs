@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout};
 use tower_semaphore::{AcquireError, Feedback, Permit, Policy, RejectReason, Semaphore};
 
 use crate::support::told::Told;
-use crate::support::{eventually, on_both};
+use crate::support::{eventually, on_each};
 
 /// What counts as "at once": half of the second after which every process reads by itself.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -14,7 +14,7 @@ const BRIEF: Duration = Duration::from_millis(50);
 /// A pause whose end no test awaits.
 const LONG: Duration = Duration::from_secs(30);
 
-on_both! {
+on_each! {
     pauses_of_the_upstream_never_stop_an_operator
     operators_resume_more_names_than_are_remembered
 }

@@ -1,6 +1,6 @@
 //! Pauses until a time, which responses of the upstream ask for and operators order.
 //!
-//! Each test in `on_both!` runs on both backends, with the semaphores of several processes.
+//! Each test in `on_each!` runs on each backend, with the semaphores of several processes.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -23,7 +23,7 @@ use tower_semaphore::{
 
 #[cfg(feature = "redis")]
 use crate::support::eventually;
-use crate::support::on_both;
+use crate::support::on_each;
 #[cfg(feature = "redis")]
 use crate::support::redis::TestRedis;
 use crate::support::semaphore::{rejection, waiting};
@@ -35,7 +35,7 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(30);
 const BRIEF: Duration = Duration::from_millis(400);
 
-on_both! {
+on_each! {
     nobody_is_granted_before_the_end_and_all_keep_their_turn
     a_response_pauses_all_processes_at_once
     the_later_end_wins

@@ -1,6 +1,6 @@
 //! Requests that start by time, beside the limit of those in flight.
 //!
-//! Each test in `on_both!` runs on both backends, with the semaphores of several processes.
+//! Each test in `on_each!` runs on each backend, with the semaphores of several processes.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -21,11 +21,11 @@ use tower_semaphore::{
 };
 
 use crate::support::semaphore::{rejection, waiting};
-use crate::support::{eventually, on_both};
+use crate::support::{eventually, on_each};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-on_both! {
+on_each! {
     no_window_has_more_starts_than_the_rate
     who_waits_for_the_window_is_served_in_order_when_it_opens
     a_rejection_says_when_the_next_can_start

@@ -1,6 +1,6 @@
 //! Budgets that each tenant has for itself: what is used up of one delays nobody but its tenant.
 //!
-//! Each test in `on_both!` runs on both backends, with the semaphores of several processes.
+//! Each test in `on_each!` runs on each backend, with the semaphores of several processes.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use tower_semaphore::{
 };
 
 use crate::budgets::gives_back_to_who_waits;
-use crate::support::on_both;
+use crate::support::on_each;
 use crate::support::semaphore::{rejection, waiting};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-on_both! {
+on_each! {
     a_tenant_without_budget_delays_nobody_else
     who_waits_for_a_budget_of_its_own_has_its_permit_once_that_has_enough
     what_a_request_gives_back_serves_its_tenant

@@ -69,18 +69,24 @@ impl Calls {
 
 /// The places that an operation names.
 fn named(op: &Op) -> impl Iterator<Item = &PlaceId> {
+    op.leaving().iter().chain(staying(op))
+}
+
+/// Those of them that do not leave.
+fn staying(op: &Op) -> impl Iterator<Item = &PlaceId> {
     let (ids, proofs): (&[PlaceId], &[(PlaceId, u64)]) = match op {
         Op::Acquire { ids, .. } | Op::Renew { ids, .. } => (ids, &[]),
         Op::Reassert { proofs, .. } => (&[], proofs),
         Op::Release { .. } | Op::Audit { .. } => (&[], &[]),
     };
-    op.leaving().iter().chain(ids).chain(proofs.iter().map(|(id, _)| id))
+    ids.iter().chain(proofs.iter().map(|(id, _)| id))
 }
 
-/// Whether the call names places of this process alone, and each of them once.
+/// Whether the call names places of this process alone, and each of them once. One that leaves may be named again: a
+/// session that releases a place twice sends both in one call.
 pub(super) fn is_well_formed(call: &Call, node: NodeId) -> bool {
-    let mut numbers = BTreeSet::new();
-    named(&call.op).all(|id| id.node == node && numbers.insert(id.n))
+    let mut numbers: BTreeSet<_> = call.op.leaving().iter().map(|id| id.n).collect();
+    named(&call.op).all(|id| id.node == node) && staying(&call.op).all(|id| numbers.insert(id.n))
 }
 
 /// Whether the call only asks: if it changes nothing, its reply says what the replica knows.

@@ -22,7 +22,7 @@ use crate::protocol::{BoundRate, NodeId, PlaceId};
 /// A connection to a member, over which this process may write.
 pub(super) struct EtcdConnection {
     shared: Arc<Shared>,
-    client: Client,
+    questions: Questions,
     number: u64,
     server: ServerInfo,
     /// Taken by [`drive`](Connection::drive).
@@ -37,11 +37,12 @@ impl EtcdConnection {
         server: ServerInfo,
         link: Link,
     ) -> Self {
-        Self { shared: Arc::clone(shared), client, number, server, link: Mutex::new(Some(link)) }
+        let questions = Questions { client, keys: shared.keys.clone(), order: Arc::default() };
+        Self { shared: Arc::clone(shared), questions, number, server, link: Mutex::new(Some(link)) }
     }
 
     fn questions(&self) -> Questions {
-        Questions { client: self.client.clone(), keys: self.shared.keys.clone() }
+        self.questions.clone()
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use tokio::sync::Mutex;
 
 use super::keys::{Folder, Keys};
 use super::link::behind;
@@ -33,6 +34,8 @@ impl From<WireError> for QueryError {
 pub(super) struct Questions {
     pub(super) client: Client,
     pub(super) keys: Keys,
+    /// Of several messages, the first is sent first.
+    pub(super) order: Arc<Mutex<()>>,
 }
 
 impl Questions {
@@ -132,6 +135,7 @@ impl Questions {
         let value = format!("{name}\n{message}").into();
         let put = PutRequest { key: self.keys.messages(to), value, lease };
         let request = TxnRequest { success: vec![put.into()], ..Default::default() };
+        let _turn = self.order.lock().await;
         self.client.txn(request).await?;
         Ok(())
     }

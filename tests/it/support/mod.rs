@@ -50,7 +50,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 /// Makes a test of each function on each backend. It is passed what connects a process to that backend.
-macro_rules! on_both {
+macro_rules! on_each {
     ($($name:ident)*) => {
         mod memory {
             use tower_semaphore::Semaphore;
@@ -70,9 +70,18 @@ macro_rules! on_both {
                 super::$name(&|| server.semaphore()).await;
             })*
         }
+        #[cfg(feature = "etcd")]
+        mod etcd {
+            use crate::support::etcd::TestEtcd;
+            $(#[tokio::test]
+            async fn $name() {
+                let server = TestEtcd::start();
+                super::$name(&|| server.semaphore()).await;
+            })*
+        }
     };
 }
-pub(crate) use on_both;
+pub(crate) use on_each;
 
 /// Waits until something holds, for at most ten seconds; checks every few ms.
 pub(crate) async fn eventually<F, Fut>(what: &str, mut holds: F)
