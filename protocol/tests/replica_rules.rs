@@ -265,7 +265,7 @@ fn a_place_may_be_released_twice_in_one_call() {
     two.acquire(NODE, &[1, 2]);
     two.commit(NODE);
     two.events(NODE);
-    two.call(NODE, Op::Release { ids: [1, 2, 1].map(|n| place(NODE, n)).into() });
+    two.call(NODE, Op::Release { ids: [1, 2, 1].into_iter().map(|n| place(NODE, n)).collect() });
     two.commit(NODE);
     assert_eq!(two.replies(NODE).len(), 1);
     assert!(two.of(NODE).is_idle());
