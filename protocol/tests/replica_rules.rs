@@ -217,6 +217,28 @@ fn what_changes_nothing_is_not_written() {
 }
 
 #[test]
+fn what_a_rate_remembers_is_removed_when_its_window_is_over() {
+    let rate = BoundRate::new(1, Duration::from_secs(60)).expect("a rate");
+    let bound = tower_semaphore_protocol::Bound { limit: 1, headroom: 0, rate: Some(rate) };
+    let claim = Some(Claim::without_tenant());
+    let id = PlaceId { bound: Some(bound), claim, ..place(NODE, 1) };
+    let mut two = Two::new();
+    two.call(NODE, acquire([id.clone()].into()));
+    two.commit(NODE);
+    assert_eq!(two.own.over_at(), None, "it has a place");
+    two.call(NODE, Op::Release { ids: [id].into() });
+    assert!(matches!(two.commit(NODE), Change::Put(_)));
+    assert!(two.own.is_idle() && two.other.is_idle());
+    let over_at = two.own.over_at().expect("a time");
+    assert_eq!(two.other.over_at(), Some(over_at));
+    assert_eq!(two.poll(NODE), None, "the window is not over");
+    two.clock = over_at;
+    assert_eq!(two.commit(OTHER), Change::Delete);
+    assert_eq!(two.own.over_at(), None);
+    assert_eq!(two.poll(NODE), None);
+}
+
+#[test]
 fn renewals_of_places_that_wait_change_nothing_whatever_they_have() {
     let rate = BoundRate::new(1, Duration::from_secs(60)).expect("a rate");
     let tenant = |n| Claim::new(Tenant::of_hash(n));

@@ -9,7 +9,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, ready};
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::oneshot;
@@ -121,6 +121,17 @@ pub trait Connection: Queries {
     ///
     /// Dropping the future closes the connection, unless the connection is driven by a task of its own.
     fn drive(&self) -> BoxFuture<'_, ()>;
+
+    /// Gives back at the server what the process itself has there, beside places. Called last: everything is answered, and
+    /// nothing more will be sent. [`drive`](Self::drive) is polled meanwhile. The caller does not wait for it longer than
+    /// the [`response_timeout`](Backend::response_timeout).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the server finds out by itself that the process is gone.
+    fn finish(&self) -> BoxFuture<'_, ()> {
+        ready(()).boxed()
+    }
 
     /// When the server last answered a part of a batch, if that is known before the batch is answered. A batch takes
     /// longer than [`response_timeout`](Backend::response_timeout) where the server is slow; that it answers parts of it

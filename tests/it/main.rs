@@ -43,6 +43,8 @@ mod diagnostics;
 #[cfg(feature = "redis")]
 mod differential;
 #[cfg(feature = "etcd")]
+mod etcd;
+#[cfg(feature = "etcd")]
 mod etcd_wire;
 #[cfg(all(feature = "etcd", feature = "tls"))]
 mod etcd_wire_tls;

@@ -29,6 +29,7 @@ pub(super) struct Read {
     /// What the ledger is as bytes, to tell whether another one differs.
     pub(super) ledger: Vec<u8>,
     pub(super) view: View,
+    is_absent: bool,
 }
 
 /// What a ledger says of the places of one process, and of those of others.
@@ -81,7 +82,17 @@ impl Read {
             out
         });
         let view = View::of(&value.ledger, node);
-        Self { value, ledger, view }
+        Self { value, ledger, view, is_absent: bytes.is_none() }
+    }
+
+    /// Whether there is no key.
+    pub(super) const fn is_absent(&self) -> bool {
+        self.is_absent
+    }
+
+    /// Whether the key would be of no further use at this time.
+    pub(super) fn is_over(&self, time: u64) -> bool {
+        !self.is_absent && self.value.over_at().is_some_and(|at| at <= time)
     }
 }
 

@@ -220,10 +220,10 @@ impl Replica {
         self.ended.handle_back(row);
     }
 
-    /// Returns the next transaction, if there is something to write or to ask, and none in flight. `clock`: µs since 1970 by
+    /// Returns the next transaction, if there is something to write, to ask or to remove, and none in flight. `clock`: µs since 1970 by
     /// the process's wall clock.
     pub fn poll_transaction(&mut self, now: Time, clock: u64) -> Option<Transaction> {
-        while self.flight.is_none() && self.wants_transaction() {
+        while self.flight.is_none() && self.wants_transaction(clock) {
             let flight = self.prepare(clock)?;
             if now < self.fresh_until && flight.needs_no_store() {
                 flight.replies.into_iter().for_each(|reply| self.answer_next(reply));
@@ -255,6 +255,14 @@ impl Replica {
         self.known.as_read().is_some_and(|read| ended.has_places(&read.value.ledger))
     }
 
+    /// When the key is to be removed, µs since 1970, if nobody uses it until then: its last place has left, but it remembers
+    /// what rates and budgets count. A driver keeps the replica for so long if its process wrote the value, or if the one
+    /// that did is dead.
+    #[must_use]
+    pub fn over_at(&self) -> Option<u64> {
+        self.known.as_read().filter(|read| !read.is_absent())?.value.over_at()
+    }
+
     /// The newest value that is known; `None` if it is not read.
     #[must_use]
     pub fn value(&self) -> Option<&Value> {
@@ -273,11 +281,12 @@ impl Replica {
         self.known.revision
     }
 
-    fn wants_transaction(&self) -> bool {
+    fn wants_transaction(&self, clock: u64) -> bool {
         let Some(read) = self.known.as_read() else { return false };
         !self.calls.is_empty()
             || !self.strangers(read).is_empty()
             || self.ended.is_due(&read.value.ledger)
+            || read.is_over(read.value.next_time(clock))
     }
 
     /// Takes a newer value, and says what it means for this process; `told`: the grants that replies contain.

@@ -132,11 +132,12 @@ impl Replica {
 
 /// What is to be written, if anything is.
 fn change(before: &Read, after: &Value) -> Change {
+    if after.is_over() {
+        return if before.is_absent() { Change::Nothing } else { Change::Delete };
+    }
     let bytes = after.encode();
     if bytes[HEADER_LEN..] == before.ledger[..] {
         Change::Nothing
-    } else if after.ledger.is_empty() {
-        Change::Delete
     } else {
         Change::Put(bytes.into())
     }

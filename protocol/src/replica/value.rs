@@ -82,6 +82,19 @@ impl Value {
         clock.max(self.time + 1).min(TIME_MAX)
     }
 
+    /// When the key is of no further use, µs since 1970, if no place joins until then: what its rates and budgets remember
+    /// counts no more. `None` while there are places.
+    #[must_use]
+    pub fn over_at(&self) -> Option<u64> {
+        let has_places = self.ledger.places().next().is_some();
+        (!has_places).then(|| self.ledger.kept_until().unwrap_or(0))
+    }
+
+    /// Whether it says the same as an absent key.
+    pub(super) fn is_over(&self) -> bool {
+        self.over_at().is_some_and(|at| at <= self.time)
+    }
+
     /// The value as bytes. Equal semaphores have equal bytes behind the header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

@@ -61,6 +61,19 @@ impl Connection for EtcdConnection {
         .boxed()
     }
 
+    fn finish(&self) -> BoxFuture<'_, ()> {
+        async {
+            if !self.shared.with(|engine, _| engine.close()) {
+                return;
+            }
+            self.shared.called.notify_one();
+            while !self.shared.with(|engine, _| engine.own.is_closed()) {
+                self.shared.revoked.notified().await;
+            }
+        }
+        .boxed()
+    }
+
     fn heard_at(&self) -> Option<Instant> {
         self.shared.heard_at()
     }

@@ -268,6 +268,7 @@ impl Link {
             }),
             Answered::Revoked(id, Ok(())) => {
                 self.shared.with(|engine, _| engine.own.handle_revoked(id));
+                self.shared.revoked.notify_one();
             }
             Answered::Granted(id, Err(error))
             | Answered::Sign(id, Err(error))
@@ -320,6 +321,7 @@ impl Link {
             Reason::LeaseNotFound => engine.own.handle_no_lease(id, now.time),
             _ => engine.own.handle_refused(id, now.time),
         });
+        self.shared.revoked.notify_one();
         let is_over = ends_connection(&error);
         self.error = Some(error.into());
         if is_over { Err(self.error.take().unwrap_or_else(unanswered)) } else { Ok(()) }

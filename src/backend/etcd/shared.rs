@@ -23,6 +23,8 @@ pub(super) struct Shared {
     engine: Mutex<Engine>,
     /// Calls came for the connection.
     pub(super) called: Notify,
+    /// A lease was revoked, or that failed.
+    pub(super) revoked: Notify,
     /// When a member last answered.
     heard_at: Mutex<Option<Instant>>,
 }
@@ -44,6 +46,7 @@ impl Shared {
             mailbox,
             engine,
             called: Notify::new(),
+            revoked: Notify::new(),
             heard_at: Mutex::default(),
         })
     }

@@ -370,8 +370,8 @@ pub struct Cursor {
     at: Option<Arc<str>>,
 }
 
-/// The longest position, in bytes: a name that is encoded.
-const POSITION_MAX: usize = 200;
+/// The longest position, in bytes: a name of 128 bytes, of which each may need two.
+const POSITION_MAX: usize = 260;
 
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

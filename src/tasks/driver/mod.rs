@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -116,8 +117,12 @@ async fn use_up(
         let broken = Broken { error: exchange::closed(), was_given_up: false, answered: 0 };
         return Ok(Used::Lost { opened, broken });
     }
-    Ok(match exchange::run(node, server, connection, closed).await {
-        Ok(()) => Used::Finished,
+    Ok(match exchange::run(node, server, connection, (&mut closed).boxed()).await {
+        Ok(()) => {
+            let finished = timeout(node.backend().response_timeout(), connection.finish());
+            select(pin!(finished), closed).await;
+            Used::Finished
+        }
         Err(broken) => Used::Lost { opened, broken },
     })
 }

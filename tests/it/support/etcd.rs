@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -77,16 +77,25 @@ impl TestEtcd {
 
     /// Runs a command of `etcdctl`, and returns what it prints. The member must not use TLS.
     pub(crate) fn ctl(&self, words: &[&str]) -> String {
-        let output = Command::new(ctl_binary())
+        let output = self.run_ctl(words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "etcdctl {words:?}: {said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Runs a command of `etcdctl`. Returns whether it succeeded.
+    pub(crate) fn try_ctl(&self, words: &[&str]) -> bool {
+        self.run_ctl(words).status.success()
+    }
+
+    fn run_ctl(&self, words: &[&str]) -> Output {
+        Command::new(ctl_binary())
             .env("ETCDCTL_API", "3")
             .arg(format!("--endpoints={}", self.address()))
             .args(words)
             .stdin(Stdio::null())
             .output()
-            .unwrap_or_else(|error| panic!("{}: {error}", ctl_binary()));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "etcdctl {words:?}: {said}");
-        String::from_utf8(output.stdout).unwrap()
+            .unwrap_or_else(|error| panic!("{}: {error}", ctl_binary()))
     }
 
     /// Returns a number that the member counts.

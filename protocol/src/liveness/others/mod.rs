@@ -132,6 +132,13 @@ impl OtherRows {
         self.alive.contains_key(&row)
     }
 
+    /// Whether a process has a sign of life, as far as is known.
+    #[must_use]
+    pub fn is_living(&self, node: NodeId) -> bool {
+        let rows = Row { node, seconds: 0 }..=Row { node, seconds: u32::MAX };
+        node == self.node || self.alive.range(rows).next().is_some()
+    }
+
     /// Whether this process is the first of the living, as far as is known.
     #[must_use]
     pub fn is_first(&self) -> bool {

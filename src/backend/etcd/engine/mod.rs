@@ -35,6 +35,9 @@ const TRANSACTIONS_MAX: usize = 64;
 /// The pause after a reading of several keys that was refused.
 const READ_PAUSE: Duration = Duration::from_secs(1);
 
+/// The shortest time after which a semaphore is settled again.
+const WAKE_MIN: Duration = Duration::from_micros(100);
+
 /// A lease that etcd rounds up to the shortest that it grants.
 const SHORTEST: Duration = Duration::from_secs(1);
 
@@ -69,7 +72,8 @@ pub(super) struct Engine {
     /// The keys of those that may have a transaction.
     queue: VecDeque<Arc<str>>,
     parked: Vec<Arc<str>>,
-    paused: BTreeSet<(Time, Arc<str>)>,
+    /// When semaphores are to be settled again.
+    timers: BTreeSet<(Time, Arc<str>)>,
     in_flight: usize,
     next_call: u64,
     forgetting: Forgetting,
@@ -94,7 +98,7 @@ impl Engine {
             tracked: HashMap::new(),
             queue: VecDeque::new(),
             parked: Vec::new(),
-            paused: BTreeSet::new(),
+            timers: BTreeSet::new(),
             in_flight: 0,
             next_call: 0,
             forgetting: Forgetting::default(),
@@ -144,11 +148,11 @@ impl Engine {
         self.forgetting.handle_disconnected();
         self.queue.clear();
         self.parked.clear();
-        self.paused.clear();
+        self.timers.clear();
         self.in_flight = 0;
         for tracked in self.tracked.values_mut() {
             tracked.replica.handle_dropped();
-            tracked.turn = Turn::Idle;
+            (tracked.turn, tracked.wakes_at) = (Turn::Idle, None);
             for pending in tracked.pending.drain(..) {
                 // Those behind the first of a batch come too late, and do nothing.
                 _ = pending.asker.batch.send(Err(error.clone()));
@@ -157,6 +161,16 @@ impl Engine {
         for key in self.keys_of_all() {
             self.settle(&key, now);
         }
+    }
+
+    /// The process ends: its leases are revoked, unless places of it linger, which end with their leases. Returns whether
+    /// they are.
+    pub(super) fn close(&mut self) -> bool {
+        let is_idle = self.tracked.values().all(|tracked| tracked.replica.is_idle());
+        if is_idle {
+            self.own.close();
+        }
+        is_idle
     }
 
     /// Whether this process may write over the connection of this number.
@@ -244,11 +258,40 @@ impl Engine {
             self.forgetting.settle(&mut self.others);
         }
         let is_idle = tracked.replica.is_idle() && tracked.pending.is_empty();
-        if is_idle && tracked.replica.other_rows().all(|row| self.others.is_alive(row)) {
+        let over_at = tracked.replica.over_at().filter(|_| self.is_to_be_removed(key));
+        let Some(tracked) = self.tracked.get_mut(key) else { return };
+        if is_idle
+            && over_at.is_none()
+            && tracked.replica.other_rows().all(|row| self.others.is_alive(row))
+        {
             self.tracked.remove(key);
-        } else if matches!(tracked.turn, Turn::Idle) && self.connection.is_some() {
+            return;
+        }
+        if matches!(tracked.turn, Turn::Idle) && self.connection.is_some() {
             tracked.turn = Turn::Queued;
             self.queue.push_back(Arc::clone(key));
+        }
+        if let Some(over_at) = over_at {
+            self.wake(key, Duration::from_micros(over_at.saturating_sub(now.wall)), now);
+        }
+    }
+
+    /// Whether this process is to remove a key that has no places any more: it wrote the value, or a process that is dead
+    /// did.
+    fn is_to_be_removed(&self, key: &str) -> bool {
+        let value = self.tracked.get(key).and_then(|tracked| tracked.replica.value());
+        value.is_some_and(|value| value.writer == self.node || !self.others.is_living(value.writer))
+    }
+
+    /// Has a semaphore settled again after this time, if that is not due before.
+    fn wake(&mut self, key: &Arc<str>, after: Duration, now: Now) {
+        let Some(tracked) = self.tracked.get_mut(key) else { return };
+        let at = now.time + after.max(WAKE_MIN);
+        if tracked.wakes_at.is_none_or(|wakes_at| at < wakes_at) {
+            if let Some(before) = tracked.wakes_at.replace(at) {
+                self.timers.remove(&(before, Arc::clone(key)));
+            }
+            self.timers.insert((at, Arc::clone(key)));
         }
     }
 
@@ -318,22 +361,23 @@ impl Engine {
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let is_reading = self.is_list_wanted || self.forgetting.search.is_due();
         let read_at = Some(self.read_at).filter(|_| is_reading);
-        let paused = self.paused.first().map(|(until, _)| *until);
-        let timeouts = [self.own.poll_timeout(), self.others.poll_timeout(), paused, read_at];
+        let timer = self.timers.first().map(|(at, _)| *at);
+        let timeouts = [self.own.poll_timeout(), self.others.poll_timeout(), timer, read_at];
         timeouts.into_iter().flatten().min()
     }
 
     /// Does what is due. Returns whether the member did not answer in time.
     pub(super) fn handle_timeout(&mut self, now: Now) -> bool {
-        while let Some((until, key)) = self.paused.pop_first() {
-            if until > now.time {
-                self.paused.insert((until, key));
+        while let Some((at, key)) = self.timers.pop_first() {
+            if at > now.time {
+                self.timers.insert((at, key));
                 break;
             }
-            if let Some(tracked) = self.tracked.get_mut(&key)
-                && matches!(tracked.turn, Turn::Paused)
-            {
-                tracked.turn = Turn::Idle;
+            if let Some(tracked) = self.tracked.get_mut(&key) {
+                tracked.wakes_at = None;
+                if matches!(tracked.turn, Turn::Paused) {
+                    tracked.turn = Turn::Idle;
+                }
                 self.settle(&key, now);
             }
         }
@@ -361,6 +405,9 @@ impl Engine {
         outcome: Result<Outcome, &WireError>,
         now: Now,
     ) {
+        if let Ok(Outcome::Committed { revision } | Outcome::Lost(Stored { revision, .. })) = &outcome {
+            self.note_revision(*revision);
+        }
         let Some(tracked) = self.tracked.get_mut(key) else { return };
         let Turn::InFlight(flight) = std::mem::replace(&mut tracked.turn, Turn::Idle) else {
             return;
@@ -371,7 +418,6 @@ impl Engine {
             Ok(Outcome::Committed { revision }) => {
                 tracked.handle_success();
                 tracked.replica.handle_committed(revision);
-                self.note_revision(revision);
             }
             Ok(Outcome::Lost(Stored { revision, value })) => {
                 let changed = if value.is_some() { revision } else { 0 };
@@ -384,7 +430,6 @@ impl Engine {
                     pause = tracked.handle_loss(self.random.f64());
                 }
                 tracked.replica.handle_lost(revision, value.as_deref());
-                self.note_revision(revision);
             }
             Ok(Outcome::Malformed) => {
                 pause = tracked.handle_failure();
@@ -400,12 +445,9 @@ impl Engine {
                 }
             }
         }
-        if !pause.is_zero()
-            && let Some(tracked) = self.tracked.get_mut(key)
-        {
-            let until = now.time + pause;
+        if !pause.is_zero() {
             tracked.turn = Turn::Paused;
-            self.paused.insert((until, Arc::clone(key)));
+            self.wake(key, pause, now);
         }
         self.settle(key, now);
     }
@@ -498,10 +540,14 @@ impl Engine {
         self.forgetting.settle(&mut self.others);
     }
 
-    /// Whether a value has places of a row without a sign of life, or of this process.
+    /// Whether a value has places of a row without a sign of life, or of this process, or is one that a dead process left
+    /// to be removed.
     fn has_dead(&self, value: &[u8]) -> bool {
         // One that is not read is left to processes that can.
         let Ok(value) = Value::decode(value) else { return false };
+        if value.over_at().is_some() && !self.others.is_living(value.writer) {
+            return true;
+        }
         value.ledger.places().any(|(id, lease_end, _)| {
             id.node == self.node || !self.others.is_alive(Row::with_lease_end(id.node, lease_end))
         })

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::answers::Asker;
 use crate::error::BackendError;
+use crate::protocol::Time;
 use crate::protocol::replica::{Replica, Transaction};
 
 /// The pause after a transaction that failed, but not because another process was first. It doubles up to the longest.
@@ -25,6 +26,8 @@ pub(super) struct Tracked {
     /// The calls that the replica has not answered, in their order.
     pub(super) pending: VecDeque<Pending>,
     pub(super) turn: Turn,
+    /// When it is settled again.
+    pub(super) wakes_at: Option<Time>,
     /// The revision of the newest value whose rows were noted.
     pub(super) noted: u64,
     /// Transactions that did not succeed since one did: how many were refused, and how many were too late.
@@ -76,6 +79,7 @@ impl Tracked {
             replica,
             pending: VecDeque::new(),
             turn: Turn::Idle,
+            wakes_at: None,
             noted: 0,
             failures: 0,
             losses: 0,
