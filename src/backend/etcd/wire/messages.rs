@@ -66,6 +66,14 @@ pub struct RangeRequest {
     pub keys_only: bool,
     #[prost(bool, tag = "9")]
     pub count_only: bool,
+    /// 0: none, 1: ascending, 2: descending; by `sort_target`: 0: key, 1: version, 2: create revision.
+    #[prost(int32, tag = "5")]
+    pub sort_order: i32,
+    #[prost(int32, tag = "6")]
+    pub sort_target: i32,
+    /// Leaves out keys that were created later; 0: none.
+    #[prost(int64, tag = "13")]
+    pub max_create_revision: i64,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
