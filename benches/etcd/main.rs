@@ -84,6 +84,15 @@ async fn open(cluster: &EtcdCluster, member: usize) -> Client {
     client
 }
 
+/// Processes that have a connection.
+async fn connected(url: &str, count: usize) -> Vec<Semaphore> {
+    let processes: Vec<_> = (0..count).map(|_| Semaphore::etcd(url).unwrap()).collect();
+    for process in &processes {
+        drop(process.acquire("warm", &policy(1)).await.unwrap());
+    }
+    processes
+}
+
 fn policy(limit: u32) -> Policy {
     Policy::builder(limit).wait_timeout(Duration::from_secs(60)).build().unwrap()
 }
@@ -130,7 +139,8 @@ fn grants(time: Duration) {
         let cluster = EtcdCluster::start();
         runtime().block_on(async {
             let by_lock = {
-                let clients = [open(&cluster, 0).await, open(&cluster, 1).await, open(&cluster, 2).await];
+                let clients =
+                    [open(&cluster, 0).await, open(&cluster, 1).await, open(&cluster, 2).await];
                 let end = Instant::now() + time;
                 let lock = |client: &Client| {
                     let client = client.clone();
@@ -149,8 +159,8 @@ fn grants(time: Duration) {
                 sum(join_all(all.map(lock)).await, time)
             };
             let url = url(&cluster);
+            let processes = connected(&url, 3).await;
             let end = Instant::now() + time;
-            let processes: Vec<_> = (0..3).map(|_| Semaphore::etcd(&url).unwrap()).collect();
             let work = |semaphore: &Semaphore| {
                 let (semaphore, policy) = (semaphore.clone(), policy(1));
                 tokio::spawn(async move {
@@ -164,7 +174,10 @@ fn grants(time: Duration) {
             };
             let all = processes.iter().flat_map(|process| (0..tasks).map(move |_| process));
             let here = sum(join_all(all.map(work)).await, time);
-            println!("3 × {tasks}: {here:.0} grants/s; concurrency.Mutex {by_lock:.0}: {:.1} ×", here / by_lock);
+            println!(
+                "3 × {tasks}: {here:.0} grants/s; concurrency.Mutex {by_lock:.0}: {:.1} ×",
+                here / by_lock
+            );
         });
     }
 }
@@ -216,21 +229,22 @@ fn contended(time: Duration) {
         let cluster = EtcdCluster::start();
         runtime().block_on(async {
             let url = url(&cluster);
+            let processes = connected(&url, 8).await;
             let end = Instant::now() + time;
-            let work = |_| {
-                let (semaphore, policy) = (Semaphore::etcd(&url).unwrap(), policy(limit));
+            let work = |semaphore| {
+                let policy = policy(limit);
                 tokio::spawn(async move {
                     let mut waits = Vec::new();
                     while Instant::now() < end {
                         let began = Instant::now();
-                        let permit = semaphore.acquire("x", &policy).await.unwrap();
+                        let permit = Semaphore::acquire(&semaphore, "x", &policy).await.unwrap();
                         waits.push(began.elapsed());
                         drop(permit);
                     }
                     waits
                 })
             };
-            let each: Vec<_> = join_all((0..8).map(work)).await;
+            let each: Vec<_> = join_all(processes.into_iter().map(work)).await;
             let each: Vec<Vec<Duration>> = each.into_iter().map(Result::unwrap).collect();
             let (least, most) = (each.iter().map(Vec::len).min(), each.iter().map(Vec::len).max());
             let all: Vec<_> = each.concat();

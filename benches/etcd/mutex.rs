@@ -60,7 +60,11 @@ impl Mutex {
     fn all(&self) -> RangeRequest {
         let mut end = self.prefix.clone().into_bytes();
         *end.last_mut().unwrap() += 1;
-        RangeRequest { key: self.prefix.clone().into(), range_end: end.into(), ..Default::default() }
+        RangeRequest {
+            key: self.prefix.clone().into(),
+            range_end: end.into(),
+            ..Default::default()
+        }
     }
 
     /// Waits until each key that is older is deleted, the newest of them first.

@@ -122,7 +122,8 @@ async fn a_value_of_a_later_version_stops_its_name_alone() {
     assert!(etcd.ctl(&["get", "semaphore/s/x/L"]).contains(version), "it is left alone");
     // As soon as it is gone, the name is of use again.
     etcd.ctl(&["del", "semaphore/s/x/L"]);
-    eventually_or("it can be used", async || semaphore.acquire("x", &policy(1)).await.map(drop)).await;
+    eventually_or("it can be used", async || semaphore.acquire("x", &policy(1)).await.map(drop))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -131,10 +132,13 @@ async fn a_member_that_restarts_forgets_nothing() {
     let (one, other) = (etcd.semaphore(), etcd.semaphore());
     let held = one.acquire("x", &policy(1)).await.unwrap();
     etcd.kill();
-    let outage = async || matches!(other.try_acquire("x", &policy(1)).await, Err(AcquireError::Unavailable(_)));
+    let outage = async || {
+        matches!(other.try_acquire("x", &policy(1)).await, Err(AcquireError::Unavailable(_)))
+    };
     eventually("it is an outage", outage).await;
     tokio::task::block_in_place(|| etcd.restart());
-    let refused = async || matches!(other.try_acquire("x", &policy(1)).await, Err(AcquireError::Rejected(_)));
+    let refused =
+        async || matches!(other.try_acquire("x", &policy(1)).await, Err(AcquireError::Rejected(_)));
     eventually("it is over", refused).await;
     assert!(!held.is_lost());
     drop(held);

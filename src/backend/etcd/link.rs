@@ -278,7 +278,9 @@ impl Link {
                 let is_malformed = outcome == Outcome::Malformed;
                 self.shared.with(|engine, now| engine.handle_outcome(&key, Ok(outcome), now));
                 if is_malformed {
-                    return Err(BackendError::connection("etcd's answer is of another transaction"));
+                    return Err(BackendError::connection(
+                        "etcd's answer is of another transaction",
+                    ));
                 }
             }
             Answered::Transaction(key, Err(error)) => {
@@ -312,11 +314,7 @@ impl Link {
         });
     }
 
-    fn handle_refused_sign(
-        &mut self,
-        id: RequestId,
-        error: WireError,
-    ) -> Result<(), BackendError> {
+    fn handle_refused_sign(&mut self, id: RequestId, error: WireError) -> Result<(), BackendError> {
         self.shared.with(|engine, now| match error.reason() {
             Reason::LeaseNotFound => engine.own.handle_no_lease(id, now.time),
             _ => engine.own.handle_refused(id, now.time),
@@ -391,8 +389,8 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         let error = self.error.take();
-        let error = error
-            .unwrap_or_else(|| BackendError::connection("the connection to etcd was closed"));
+        let error =
+            error.unwrap_or_else(|| BackendError::connection("the connection to etcd was closed"));
         let number = self.number;
         self.shared.with(|engine, now| engine.handle_disconnected(number, &error, now));
     }
@@ -449,10 +447,7 @@ pub(super) fn behind(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-fn page_of(
-    kvs: Vec<KeyValue>,
-    more: bool,
-) -> (Vec<(Arc<str>, u64, Bytes)>, Option<Vec<u8>>) {
+fn page_of(kvs: Vec<KeyValue>, more: bool) -> (Vec<(Arc<str>, u64, Bytes)>, Option<Vec<u8>>) {
     let next = kvs.last().filter(|_| more).map(|last| behind(&last.key));
     let value = |kv: KeyValue| {
         let key = std::str::from_utf8(&kv.key).ok()?.into();

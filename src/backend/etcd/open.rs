@@ -67,7 +67,8 @@ impl EtcdBackend {
         let (status, signs) = read.unwrap_or_else(|_| Err(late()))?;
         check(&whom, &status)?;
         let data = self.data_of(&status, signs.1);
-        let server = ServerInfo { data: Some(data), warning: warning(&status), ..Default::default() };
+        let server =
+            ServerInfo { data: Some(data), warning: warning(&status), ..Default::default() };
         let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let mut link = Link::new(shared, number, (client.clone(), driver), signs);
         match timeout_at(by, link.register()).await {
@@ -114,7 +115,8 @@ fn check(whom: &str, status: &StatusResponse) -> Result<(), BackendError> {
     }
     if status.errors.iter().any(|error| error.contains("NOSPACE")) {
         return unusable(
-            "has no space left; compact, defragment, and disarm the alarm, or raise the quota".to_owned(),
+            "has no space left; compact, defragment, and disarm the alarm, or raise the quota"
+                .to_owned(),
         );
     }
     Ok(())
@@ -160,7 +162,8 @@ mod tests {
             let text = warning(&status(version)).unwrap();
             assert!(text.contains(version), "{text}");
         }
-        for version in ["3.4.22", "3.4.23", "3.5.6", "3.5.16", "3.6.0", "3.7.0-rc.1", "4.0.0", "?"] {
+        for version in ["3.4.22", "3.4.23", "3.5.6", "3.5.16", "3.6.0", "3.7.0-rc.1", "4.0.0", "?"]
+        {
             assert_eq!(warning(&status(version)), None, "{version}");
             assert!(check("etcd", &status(version)).is_ok());
         }
@@ -175,7 +178,10 @@ mod tests {
             (StatusResponse { leader: 0, ..status("3.6.0") }, "leader"),
             (StatusResponse { is_learner: true, ..status("3.6.0") }, "learner"),
             (
-                StatusResponse { errors: vec!["memberID:1 alarm:NOSPACE ".into()], ..status("3.6.0") },
+                StatusResponse {
+                    errors: vec!["memberID:1 alarm:NOSPACE ".into()],
+                    ..status("3.6.0")
+                },
                 "space",
             ),
         ] {

@@ -64,8 +64,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Overrides, BackendError> {
     if first.split(' ').next() != Some(VERSION) {
         return Err(unreadable(first));
     }
-    let mut set =
-        Overrides { version, pauses_version, adapted_version, ..Overrides::default() };
+    let mut set = Overrides { version, pauses_version, adapted_version, ..Overrides::default() };
     for line in lines {
         _ = read(&mut set, line);
     }
@@ -105,7 +104,9 @@ fn read(set: &mut Overrides, line: &str) -> Option<()> {
 
 fn unreadable(first: &str) -> BackendError {
     let shown: String = first.chars().take(80).collect();
-    BackendError::call(format!("overrides in etcd begin with {shown:?}; expected version {VERSION}"))
+    BackendError::call(format!(
+        "overrides in etcd begin with {shown:?}; expected version {VERSION}"
+    ))
 }
 
 #[cfg(test)]

@@ -61,8 +61,7 @@ impl Questions {
             key = behind(self.keys.semaphore(&name).as_bytes()).into();
         }
         let limit = most.into();
-        let request =
-            RangeRequest { key, range_end, limit, keys_only: true, ..Default::default() };
+        let request = RangeRequest { key, range_end, limit, keys_only: true, ..Default::default() };
         let page = self.client.range(request).await?;
         let name = |key: &Bytes| Some(self.keys.name(std::str::from_utf8(key).ok()?)?.into());
         let names: Vec<Arc<str>> = page.kvs.iter().filter_map(|kv| name(&kv.key)).collect();
@@ -171,9 +170,7 @@ impl Questions {
     ) -> Result<bool, QueryError> {
         let changed = i64::try_from(changed).unwrap_or(i64::MAX);
         let change: RequestOp = match value {
-            Some(value) => {
-                PutRequest { key: key.clone(), value: value.into(), lease: 0 }.into()
-            }
+            Some(value) => PutRequest { key: key.clone(), value: value.into(), lease: 0 }.into(),
             None => DeleteRangeRequest { key: key.clone(), ..Default::default() }.into(),
         };
         let compare = vec![Compare::mod_revision(key, CompareResult::Equal, changed)];

@@ -21,7 +21,10 @@ pub(super) enum Search {
     #[default]
     Wanted,
     /// The next page begins with this key, or has been asked for.
-    Runs { from: Option<Vec<u8>>, once_more: bool },
+    Runs {
+        from: Option<Vec<u8>>,
+        once_more: bool,
+    },
     Done,
 }
 

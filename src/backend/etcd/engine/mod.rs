@@ -5,6 +5,7 @@
 //! [`Deliveries`] to this process come out. It does no I/O and reads no clock: see [`Link`](super::link::Link), which does.
 
 mod answers;
+mod deference;
 mod forgetting;
 mod tracked;
 
@@ -80,6 +81,8 @@ pub(super) struct Engine {
     is_list_wanted: bool,
     /// No reading of several keys before this.
     read_at: Time,
+    /// How long a transaction takes.
+    round_trip: Duration,
     random: fastrand::Rng,
     pub(super) deliveries: Deliveries,
 }
@@ -104,6 +107,7 @@ impl Engine {
             forgetting: Forgetting::default(),
             is_list_wanted: false,
             read_at: Time::ZERO,
+            round_trip: Duration::ZERO,
             random: fastrand::Rng::with_seed(seed),
             deliveries: Deliveries::default(),
         }
@@ -125,7 +129,13 @@ impl Engine {
 
     /// There is a connection of this number. Its watch begins after this revision, as of which these signs of life were
     /// there.
-    pub(super) fn handle_connected(&mut self, number: u64, rows: Vec<Row>, revision: u64, now: Now) {
+    pub(super) fn handle_connected(
+        &mut self,
+        number: u64,
+        rows: Vec<Row>,
+        revision: u64,
+        now: Now,
+    ) {
         self.connection = Some(number);
         self.own.handle_connected(now.time);
         self.handle_watched(rows, revision, now);
@@ -347,9 +357,14 @@ impl Engine {
                 self.parked.push(key);
                 continue;
             }
+            if let Some(pause) = tracked.deference.pause(now.time) {
+                tracked.turn = Turn::Defers;
+                self.wake(&key, pause, now);
+                continue;
+            }
             tracked.turn = Turn::Idle;
             if let Some(transaction) = tracked.replica.poll_transaction(now.time, now.wall) {
-                tracked.turn = Turn::InFlight(Flight::from(&transaction));
+                tracked.turn = Turn::InFlight(Flight::new(&transaction, now.time));
                 self.in_flight += 1;
                 return Some(Request::Transaction { key, transaction });
             }
@@ -375,7 +390,7 @@ impl Engine {
             }
             if let Some(tracked) = self.tracked.get_mut(&key) {
                 tracked.wakes_at = None;
-                if matches!(tracked.turn, Turn::Paused) {
+                if matches!(tracked.turn, Turn::Paused | Turn::Defers) {
                     tracked.turn = Turn::Idle;
                 }
                 self.settle(&key, now);
@@ -405,7 +420,9 @@ impl Engine {
         outcome: Result<Outcome, &WireError>,
         now: Now,
     ) {
-        if let Ok(Outcome::Committed { revision } | Outcome::Lost(Stored { revision, .. })) = &outcome {
+        if let Ok(Outcome::Committed { revision } | Outcome::Lost(Stored { revision, .. })) =
+            &outcome
+        {
             self.note_revision(*revision);
         }
         let Some(tracked) = self.tracked.get_mut(key) else { return };
@@ -417,6 +434,11 @@ impl Engine {
         match outcome {
             Ok(Outcome::Committed { revision }) => {
                 tracked.handle_success();
+                if flight.writes {
+                    let took = now.time.since(flight.sent);
+                    self.round_trip = (self.round_trip * 7 + took) / 8;
+                    tracked.deference.handle_own_write(self.round_trip, now.time);
+                }
                 tracked.replica.handle_committed(revision);
             }
             Ok(Outcome::Lost(Stored { revision, value })) => {
@@ -453,14 +475,26 @@ impl Engine {
     }
 
     /// Takes a value that the watch or a search brought; `None`: the key is absent.
-    pub(super) fn handle_value(&mut self, key: &str, revision: u64, value: Option<&[u8]>, now: Now) {
+    pub(super) fn handle_value(
+        &mut self,
+        key: &str,
+        revision: u64,
+        value: Option<&[u8]>,
+        now: Now,
+    ) {
         self.note_revision(revision);
         let key = match self.tracked.get_key_value(key) {
             Some((key, _)) => Arc::clone(key),
             None if self.is_to_be_tracked(value) => key.into(),
             None => return,
         };
+        let by = value.and_then(Value::writer_of).filter(|by| *by != self.node);
         if let Some(tracked) = self.track(&key) {
+            if by.is_some_and(|by| tracked.deference.handle_write(by, now.time))
+                && matches!(tracked.turn, Turn::Defers)
+            {
+                tracked.turn = Turn::Idle;
+            }
             tracked.replica.handle_value(revision, value);
             self.settle(&key, now);
         }
@@ -500,7 +534,8 @@ impl Engine {
             return;
         };
         self.note_revision(revision);
-        let back: BTreeSet<_> = rows.iter().copied().filter(|row| !self.others.is_alive(*row)).collect();
+        let back: BTreeSet<_> =
+            rows.iter().copied().filter(|row| !self.others.is_alive(*row)).collect();
         self.others.handle_listed(rows, signed(revision), now.time);
         for row in back {
             for key in self.forgetting.stop(row) {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::answers::Asker;
+use super::deference::Deference;
 use crate::error::BackendError;
 use crate::protocol::Time;
-use crate::protocol::replica::{Replica, Transaction};
+use crate::protocol::replica::{Change, Replica, Row, Transaction};
 
 /// The pause after a transaction that failed, but not because another process was first. It doubles up to the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -15,7 +16,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// So often a transaction is made anew at once after another process was first. Then processes that contend would keep
 /// each other from it, so each waits for a random time, and the longest such time doubles.
-const LOSSES_AT_ONCE: u32 = 3;
+const LOSSES_AT_ONCE: u32 = 16;
 const LOSS_PAUSE_MIN: Duration = Duration::from_millis(1);
 const LOSS_PAUSE_MAX: Duration = Duration::from_millis(16);
 
@@ -31,6 +32,7 @@ pub(super) struct Tracked {
     /// The revision of the newest value whose rows were noted.
     pub(super) noted: u64,
     /// Transactions that did not succeed since one did: how many were refused, and how many were too late.
+    pub(super) deference: Deference,
     failures: u32,
     losses: u32,
     /// Why calls are refused.
@@ -56,6 +58,8 @@ pub(super) enum Turn {
     /// A sign of life of this process is to be put first.
     Parked,
     Paused,
+    /// Other processes go first.
+    Defers,
     /// The last one has no outcome yet.
     InFlight(Flight),
 }
@@ -63,12 +67,19 @@ pub(super) enum Turn {
 /// What is to be known of a transaction when its outcome comes.
 pub(super) struct Flight {
     pub(super) changed: u64,
-    pub(super) absent: Vec<crate::protocol::replica::Row>,
+    pub(super) absent: Vec<Row>,
+    pub(super) writes: bool,
+    pub(super) sent: Time,
 }
 
-impl From<&Transaction> for Flight {
-    fn from(transaction: &Transaction) -> Self {
-        Self { changed: transaction.changed, absent: transaction.absent.clone() }
+impl Flight {
+    pub(super) fn new(transaction: &Transaction, sent: Time) -> Self {
+        Self {
+            changed: transaction.changed,
+            absent: transaction.absent.clone(),
+            writes: transaction.change != Change::Nothing,
+            sent,
+        }
     }
 }
 
@@ -81,6 +92,7 @@ impl Tracked {
             turn: Turn::Idle,
             wakes_at: None,
             noted: 0,
+            deference: Deference::default(),
             failures: 0,
             losses: 0,
             error: None,
