@@ -49,10 +49,13 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Runs for about this time.
+type Case = fn(Duration);
+
 fn main() {
     let args = Args::parse();
     let time = if args.quick { Duration::from_secs(1) } else { Duration::from_secs(4) };
-    let cases: [(&str, fn(Duration)); 4] = [
+    let cases: [(&str, Case); 4] = [
         ("uncontended", uncontended),
         ("grants", grants),
         ("hand-off", hand_off),

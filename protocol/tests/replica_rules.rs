@@ -223,7 +223,7 @@ fn what_a_rate_remembers_is_removed_when_its_window_is_over() {
     let claim = Some(Claim::without_tenant());
     let id = PlaceId { bound: Some(bound), claim, ..place(NODE, 1) };
     let mut two = Two::new();
-    two.call(NODE, acquire([id.clone()].into()));
+    two.call(NODE, acquire([id].into()));
     two.commit(NODE);
     assert_eq!(two.own.over_at(), None, "it has a place");
     two.call(NODE, Op::Release { ids: [id].into() });

@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::engine::{Engine, Request};
+use super::engine::{Engine, Page, Request};
 use super::keys::{Folder, Keys};
 use super::requests::{self, Outcome};
 use super::shared::Shared;
@@ -447,13 +447,13 @@ pub(super) fn behind(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-fn page_of(kvs: Vec<KeyValue>, more: bool) -> (Vec<(Arc<str>, u64, Bytes)>, Option<Vec<u8>>) {
+fn page_of(kvs: Vec<KeyValue>, more: bool) -> Page {
     let next = kvs.last().filter(|_| more).map(|last| behind(&last.key));
     let value = |kv: KeyValue| {
         let key = std::str::from_utf8(&kv.key).ok()?.into();
         Some((key, requests::unsigned(kv.mod_revision), kv.value))
     };
-    (kvs.into_iter().filter_map(value).collect(), next)
+    Page { values: kvs.into_iter().filter_map(value).collect(), next }
 }
 
 /// Reads a message to this process: the name of a semaphore, a line break, and the message.

@@ -33,9 +33,9 @@ impl EtcdBackend {
     ///
     /// That of the last member, if none does.
     pub(super) async fn open(&self) -> Result<EtcdConnection, BackendError> {
-        let random = self.shared.get().map_or(0, |shared| shared.seed);
+        let random = self.shared.get().map_or(0, |shared| shared.seed as usize);
         // Each process begins with another one.
-        let first = self.next.load(Ordering::Relaxed).wrapping_add(random as usize);
+        let first = self.next.load(Ordering::Relaxed).wrapping_add(random);
         let count = self.endpoints.len();
         let mut last = None;
         for at in (0..count).map(|i| first.wrapping_add(i)) {

@@ -129,7 +129,7 @@ mod tests {
         };
         let id = "00000000009:1".parse().unwrap();
         let adapt = Change::Adapt {
-            range: Adaptive::new(1, 100).unwrap(),
+            range: Adaptive::between(1, 100),
             adjustment: Adjustment::Lower(Default::default()),
         };
         for (name, change) in [

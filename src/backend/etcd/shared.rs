@@ -16,7 +16,7 @@ use crate::protocol::liveness::Grace;
 pub(super) struct Shared {
     pub(super) node: NodeId,
     /// A random number of this process.
-    pub(super) seed: u64,
+    pub(super) seed: u32,
     pub(super) keys: Keys,
     clock: Clock,
     mailbox: Weak<dyn Mailbox>,
@@ -36,8 +36,8 @@ impl Shared {
         keys: Keys,
         grace: Grace,
     ) -> Arc<Self> {
-        let seed = fastrand::u64(..);
-        let engine = Mutex::new(Engine::new(node, keys.clone(), grace, seed));
+        let seed = fastrand::u32(..);
+        let engine = Mutex::new(Engine::new(node, keys.clone(), grace, seed.into()));
         Arc::new(Self {
             node,
             seed,

@@ -14,6 +14,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::answers::Asker;
@@ -56,6 +57,14 @@ pub(super) enum Request {
     Search {
         from: Option<Vec<u8>>,
     },
+}
+
+/// Some semaphores that are stored.
+pub(super) struct Page {
+    /// Their keys, with the revisions of their last changes and their values.
+    pub(super) values: Vec<(Arc<str>, u64, Bytes)>,
+    /// The key from which the next page begins; `None`: there are no more.
+    pub(super) next: Option<Vec<u8>>,
 }
 
 /// One process and a cluster.
@@ -552,13 +561,9 @@ impl Engine {
         }
     }
 
-    /// A page of all semaphores, and the key from which the next one begins. `None`: it could not be read.
-    pub(super) fn handle_searched(
-        &mut self,
-        page: Option<(Vec<(Arc<str>, u64, bytes::Bytes)>, Option<Vec<u8>>)>,
-        now: Now,
-    ) {
-        let Some((values, next)) = page else {
+    /// A page of all semaphores. `None`: it could not be read.
+    pub(super) fn handle_searched(&mut self, page: Option<Page>, now: Now) {
+        let Some(Page { values, next }) = page else {
             self.read_at = now.time + READ_PAUSE;
             self.forgetting.search.handle_dropped();
             return;
