@@ -21,12 +21,13 @@ fn whatever_happens_the_chain_of_values_is_right_and_everybody_is_served() {
 
 #[test]
 fn histories_come_by_everything() {
-    let (mut runner, mut of_fleets, mut of_processes) = (runner(0), [0; 6], [0; 3]);
+    let (mut runner, mut of_fleets, mut of_processes) = (runner(0), [0; 7], [0; 3]);
     for _ in 0..150 {
         let history = history().new_tree(&mut runner).unwrap().current();
         let fleet = Fleet::run(&history, Fault::None).unwrap();
-        let Counts { written, unchanged, lost, late, forgotten, answered_without } = fleet.counts;
-        let counts = [written, unchanged, lost, late, forgotten, answered_without];
+        let Counts { written, unchanged, lost, late, forgotten, answered_without, ahead } =
+            fleet.counts;
+        let counts = [written, unchanged, lost, late, forgotten, answered_without, ahead];
         of_fleets.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
         for process in &fleet.processes {
             let counts = [process.granted, process.recalled, process.freed];
@@ -59,6 +60,7 @@ fn each_rule_that_is_not_obeyed_is_noticed() {
         (Fault::DeadWrite, "left"),
         (Fault::NoHints, "is Waiting in the end"),
         (Fault::IgnoresFreed, "is Waiting in the end"),
+        (Fault::PassesOn, "permits, and has"),
     ] {
         assert!(is_noticed(fault, expected), "{fault:?}");
     }

@@ -49,6 +49,29 @@ impl Ledger {
         self.forget_some(node, now, |place| place.lease_end == lease_end)
     }
 
+    /// Whether a place holds.
+    pub(crate) fn is_held(&self, id: &PlaceId) -> bool {
+        self.places.get(id).is_some_and(|place| place.ticket.is_none())
+    }
+
+    /// The places that wait, in the order of the queue, with their lease ends; none where lines decide on the order.
+    pub(crate) fn queue(&self) -> impl Iterator<Item = (PlaceId, u64)> {
+        let queue = self.queue.iter().filter(|_| self.lines.is_none());
+        queue.filter_map(|(_, id)| Some((*id, self.places.get(id)?.lease_end)))
+    }
+
+    /// Has a place that waits in the queue hold in place of another one, which leaves, whoever comes before it and whatever
+    /// the limit: no permit is granted. Does nothing if it does not wait there.
+    pub(crate) fn hand_down(&mut self, from: &PlaceId, to: &PlaceId) {
+        let Some(Place { lease_end, ticket: Some(ticket) }) = self.places.get(to).copied() else {
+            return;
+        };
+        if self.is_held(from) && self.queue.remove(&(ticket, *to)) {
+            self.take(from);
+            self.put(*to, lease_end, None);
+        }
+    }
+
     /// Removes all places of a node that wait, as [`forget`](Self::forget) does, whatever their leases.
     ///
     /// They hold nothing, so they can go as soon as their process may be dead, which is when the shortest of its leases

@@ -53,6 +53,12 @@ impl Calls {
         self.0.iter().any(|pending| pending.call.op.leaving().iter().any(|id| id.n == n))
     }
 
+    /// The places that calls remove, but those of the first calls, and of calls that a transaction of unknown outcome had.
+    pub(super) fn released(&self, but_first: usize) -> impl Iterator<Item = &PlaceId> {
+        let calls = self.0.iter().skip(but_first).filter(|pending| !pending.in_doubt);
+        calls.flat_map(|pending| pending.call.op.leaving())
+    }
+
     /// The outcome of a transaction with the first calls is unknown.
     pub(super) fn handle_unknown(&mut self, count: usize) {
         self.0.iter_mut().take(count).for_each(|pending| pending.in_doubt = true);

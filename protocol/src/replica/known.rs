@@ -39,6 +39,8 @@ pub(super) struct View {
     pub(super) own: Vec<(PlaceId, u64, Option<u64>)>,
     /// Whether places of other processes wait.
     pub(super) others_wait: bool,
+    /// Its places that are the first of the queue, in order, with their lease ends. Empty where lines of tenants decide.
+    pub(super) first_in_queue: Vec<(PlaceId, u64)>,
     /// The rows of other processes that have places, in order.
     pub(super) other_rows: Vec<Row>,
 }
@@ -114,7 +116,20 @@ impl View {
         view.other_rows.sort_unstable();
         view.other_rows.dedup();
         view.own.sort_unstable_by_key(|(id, ..)| id.n);
+        let queue = ledger.queue().take_while(|(id, _)| id.node == node);
+        view.first_in_queue = queue.collect();
         view
+    }
+
+    /// A place of this process that holds, with its lease end.
+    pub(super) fn held(&self, n: u64) -> Option<(PlaceId, u64)> {
+        let at = self.own.binary_search_by_key(&n, |(id, ..)| id.n).ok()?;
+        let (id, lease_end, ticket) = self.own[at];
+        ticket.is_none().then_some((id, lease_end))
+    }
+
+    pub(super) fn holds(&self, n: u64) -> bool {
+        self.held(n).is_some()
     }
 
     pub(super) fn has_waiting(&self) -> bool {

@@ -56,6 +56,7 @@ mod event;
 mod known;
 mod own_places;
 mod rows;
+mod succession;
 mod transaction;
 mod value;
 
@@ -68,11 +69,13 @@ use self::known::{Content, Known, Read, View};
 use self::own_places::OwnPlaces;
 pub use self::rows::Ended;
 use self::rows::EndedRows;
+use self::succession::Succession;
 use self::transaction::Flight;
 pub use self::transaction::{Change, Transaction};
 pub use self::value::{Value, ValueError};
 use crate::call::Call;
 use crate::id::{NodeId, PlaceId};
+use crate::ledger::{Grant, Reply};
 pub use crate::row::Row;
 use crate::time::Time;
 
@@ -93,6 +96,7 @@ pub struct Replica {
     fresh_until: Time,
     own: OwnPlaces,
     calls: Calls,
+    succession: Succession,
     ended: EndedRows,
     flight: Option<Flight>,
     events: VecDeque<Event>,
@@ -111,6 +115,7 @@ impl Replica {
             fresh_until: Time::ZERO,
             own: OwnPlaces::default(),
             calls: Calls::default(),
+            succession: Succession::default(),
             ended: EndedRows::default(),
             flight: None,
             events: VecDeque::new(),
@@ -128,7 +133,9 @@ impl Replica {
             return self.answer(id, Answer::Refused);
         }
         self.own.handle_call(&call.op);
+        self.succession.handle_limit(call.limit);
         self.calls.push(id, call);
+        self.succeed();
         self.refuse_if_stopped();
     }
 
@@ -231,6 +238,7 @@ impl Replica {
             }
             let (present, absent) = (flight.present.clone(), flight.forgotten.rows.clone());
             let change = flight.change.clone();
+            self.succession.handle_sent(&flight.value.ledger);
             self.flight = Some(flight);
             return Some(Transaction { changed: self.known.changed, present, absent, change });
         }
@@ -296,6 +304,7 @@ impl Replica {
         let nothing = View::default();
         self.tell_grants(before.unwrap_or(&nothing), told);
         let Some(read) = self.known.as_read() else { return };
+        self.succession.handle_value(&read.view, &self.own);
         let others_waited = before.is_some_and(|view| view.others_wait);
         if read.view.others_wait && !others_waited && !read.view.own.is_empty() {
             self.events.push_back(Event::Recalled);
@@ -303,18 +312,24 @@ impl Replica {
         if !read.value.is_promoted && read.view.has_waiting() {
             self.events.push_back(Event::Freed);
         }
+        self.succeed();
     }
 
     /// Says which places were granted since, unless a reply does or the process has left them.
     fn tell_grants(&mut self, before: &View, told: &[PlaceId]) {
         let Some(read) = self.known.as_read() else { return };
         let grants = read.view.granted_since(before);
-        let news = grants.filter(|grant| self.own.has(grant.id.n) && !told.contains(&grant.id));
+        let is_told =
+            |grant: &Grant| told.contains(&grant.id) || self.succession.is_told(grant.id.n);
+        let news = grants.filter(|grant| self.own.has(grant.id.n) && !is_told(grant));
         self.events.extend(news.map(|grant| Event::Granted(grant.into())));
     }
 
     /// Answers the first call.
-    fn answer_next(&mut self, reply: crate::ledger::Reply) {
+    fn answer_next(&mut self, mut reply: Reply) {
+        // Of the others, the process heard earlier, or has left them.
+        let is_news = |id: &PlaceId| self.own.has(id.n) && !self.succession.is_told(id.n);
+        reply.granted.retain(|grant| is_news(&grant.id));
         if let Some(pending) = self.calls.pop() {
             self.own.handle_reply(&pending.call.op, &reply, &self.calls);
             self.answer(pending.id, Answer::Reply(reply));

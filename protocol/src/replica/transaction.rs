@@ -61,12 +61,13 @@ impl Flight {
 }
 
 impl Replica {
-    /// Applies to a copy of the ledger what has ended, then what is to be released, then the calls.
+    /// Applies to a copy of the ledger what has ended, then what was passed on, what is to be released, and the calls.
     pub(super) fn prepare(&self, clock: u64) -> Option<Flight> {
         let read = self.known.as_read()?;
         let time = read.value.next_time(clock);
         let mut ledger = read.value.ledger.clone();
         let forgotten = self.ended.forget(&mut ledger, time);
+        self.succession.carry_out(&mut ledger, &self.own);
         let strangers = self.strangers(read);
         for id in strangers.iter().take(STRANGERS_MAX) {
             ledger.revoke(*id, true, time);

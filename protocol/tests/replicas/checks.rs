@@ -52,9 +52,12 @@ fn waiting(places: &Places) -> impl Iterator<Item = (PlaceId, u64)> {
 
 /// No permit is granted past the limit.
 fn check_limit(before: &Places, after: &Places, by: Option<&Request>) -> Result<(), String> {
-    let is_held = |id: &&PlaceId| before.get(id).is_some_and(|(_, ticket)| ticket.is_none());
+    let count = |places: &Places, node| held(places).filter(|id| id.node == node).count();
     let limit = by.map_or(0, |request| request.limit);
-    let (in_use, granted) = (held(after).count(), held(after).filter(|id| !is_held(id)).count());
+    let nodes: BTreeSet<_> = held(after).map(|id| id.node).collect();
+    // A process may pass on what it has.
+    let more = |node: &NodeId| count(after, *node).saturating_sub(count(before, *node));
+    let (in_use, granted) = (held(after).count(), nodes.iter().map(more).sum::<usize>());
     if granted > 0 && in_use > limit as usize {
         return Err(format!(
             "{in_use} permits in use, {granted} of them new, the limit is {limit}"

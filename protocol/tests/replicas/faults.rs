@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     NoHints,
     /// No call is made where places were removed without a grant.
     IgnoresFreed,
+    /// A process passes its permits on though it was not told so.
+    PassesOn,
 }
 
 impl Fault {

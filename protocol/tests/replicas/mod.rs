@@ -1,5 +1,6 @@
 //! A few processes that share a semaphore through a store which counts nothing, with all that goes wrong between them.
 
+mod beliefs;
 pub(crate) mod checks;
 mod ending;
 pub(crate) mod faults;
@@ -10,6 +11,7 @@ pub(crate) mod store;
 use tower_semaphore_protocol::replica::{Change, Ended, Row};
 use tower_semaphore_protocol::{NodeId, PlaceId};
 
+use self::beliefs::Beliefs;
 pub(crate) use self::faults::Fault;
 use self::process::{Process, State};
 use self::steps::{History, Step};
@@ -32,6 +34,7 @@ pub(crate) struct Fleet {
     /// When the acquire of a place was answered.
     pub(crate) answered: std::collections::BTreeMap<PlaceId, usize>,
     pub(crate) counts: Counts,
+    beliefs: Beliefs,
 }
 
 /// What happened.
@@ -45,6 +48,8 @@ pub(crate) struct Counts {
     /// Places of dead processes that were forgotten.
     pub(crate) forgotten: usize,
     pub(crate) answered_without: usize,
+    /// Grants that a process was told of before they were written.
+    pub(crate) ahead: usize,
 }
 
 impl Fleet {
@@ -66,6 +71,7 @@ impl Fleet {
             tenants: history.tenants,
             answered: std::collections::BTreeMap::new(),
             counts: Counts::default(),
+            beliefs: Beliefs::default(),
         }
     }
 
@@ -81,6 +87,7 @@ impl Fleet {
         for step in steps {
             self.step += 1;
             self.take(step)?;
+            self.beliefs.check(&self.store, &self.processes)?;
         }
         self.settle()
     }
@@ -266,6 +273,13 @@ impl Fleet {
     fn take_events(&mut self, at: usize, revision: Option<u64>) -> Result<(), String> {
         let joining: Vec<_> = self.processes[at].mine.clone();
         self.processes[at].take_events(&self.store, revision)?;
+        let places = self.store.newest().places();
+        for before in joining.iter().filter(|mine| mine.state == State::Waiting) {
+            let after = self.processes[at].mine.iter().find(|mine| mine.id == before.id);
+            let is_ahead = places.get(&before.id).is_some_and(|(_, ticket)| ticket.is_some());
+            let is_held = after.is_some_and(|mine| mine.state == State::Held);
+            self.counts.ahead += usize::from(is_held && is_ahead);
+        }
         for before in joining.iter().filter(|mine| mine.state == State::Joining) {
             let after = self.processes[at].mine.iter().find(|mine| mine.id == before.id);
             if after.is_none_or(|mine| mine.state != State::Joining) {

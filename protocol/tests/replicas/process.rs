@@ -125,6 +125,12 @@ impl Process {
 
     pub(crate) fn release(&mut self, picks: &[usize]) {
         let ids = self.leave(picks);
+        if self.fault == Fault::PassesOn
+            && !ids.is_empty()
+            && let Some(next) = self.mine.iter_mut().find(|mine| mine.state == State::Waiting)
+        {
+            next.state = State::Held;
+        }
         self.call(Op::Release { ids: ids.into() });
     }
 
