@@ -1,13 +1,11 @@
 //! The operator's page, on an address of its own.
 
-use std::convert::Infallible;
-use std::fmt;
 use std::net::SocketAddr;
-use std::str::FromStr;
 
 use axum::Router;
 use tower_semaphore::{ConfigError, Semaphore, admin};
 
+use super::secret::Secret;
 use super::{args, site};
 
 /// Where the page is served, and to whom.
@@ -28,30 +26,6 @@ pub(crate) struct AdminArgs {
     pub(crate) hosts: Vec<String>,
 }
 
-/// A value that is never shown in errors or logs.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret(String);
-
-impl From<String> for Secret {
-    fn from(secret: String) -> Self {
-        Self(secret)
-    }
-}
-
-impl FromStr for Secret {
-    type Err = Infallible;
-
-    fn from_str(secret: &str) -> Result<Self, Infallible> {
-        Ok(Self(secret.to_owned()))
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
-    }
-}
-
 impl AdminArgs {
     /// Takes from `other` what is not set here.
     pub(crate) fn or(self, other: Self) -> Self {
@@ -64,7 +38,7 @@ impl AdminArgs {
 
     fn router(&self, address: SocketAddr, semaphore: Semaphore) -> Result<Router, ConfigError> {
         let mut builder = match &self.token {
-            Some(Secret(token)) => admin::with_token(semaphore, token),
+            Some(token) => admin::with_token(semaphore, token.as_str()),
             None => admin::without_token(semaphore),
         };
         builder = builder.bound_to(address);

@@ -35,7 +35,7 @@ Five requests of each tenant in flight, counted in Redis:
       --key header:x-tenant --limit 5";
 
 /// A reverse proxy that limits the concurrent requests to an upstream. All gateways that share a
-/// Redis count together.
+/// Redis or an etcd count together.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "semaphore-gateway", version, after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -173,7 +173,7 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "file::duration")]
     pub(crate) wait: Duration,
 
-    /// How long the permits of a gateway that died stay taken
+    /// How long the permits of a gateway that died stay taken; with --etcd about half as long again
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     #[arg(allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::duration")]
@@ -232,8 +232,8 @@ pub(crate) struct Rule {
     #[arg(long, value_enum, value_name = "WHAT", default_value = "abort")]
     on_lost: Lost,
 
-    /// Requests while Redis is unavailable: reject them with 503, admit all, or admit --local-limit
-    /// in each gateway
+    /// Requests while Redis or etcd is unavailable: reject them with 503, admit all, or admit
+    /// --local-limit in each gateway
     #[arg(long, value_enum, value_name = "WHAT", default_value = "reject")]
     on_unavailable: Unavailable,
 

@@ -1,6 +1,6 @@
 //! How many connections the limit of file descriptors leaves room for.
 
-/// Descriptors that are not for connections of clients and to the upstream: the gateway's own pages, Redis, logs.
+/// Descriptors that are not for connections of clients and to the upstream: the gateway's own pages, Redis or etcd, logs.
 const RESERVED: usize = 64;
 
 /// The most that a limit allows by itself.

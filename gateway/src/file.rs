@@ -14,6 +14,7 @@ use tower_semaphore::{Adaptive, ConfigError, Limit, Name};
 
 use super::args::{self, Key, Rule, Starts, Statuses};
 use super::peer::TrustedProxies;
+use super::secret::Secret;
 use super::site::{self, Bound, HostSent, Loss, Site};
 use super::upstream::Upstream;
 
@@ -26,7 +27,10 @@ struct Contents {
     #[serde(default, deserialize_with = "upstream")]
     upstream: Option<Upstream>,
     #[serde(default, deserialize_with = "redis")]
-    redis: Option<String>,
+    redis: Option<Secret>,
+    #[cfg(feature = "etcd")]
+    #[serde(default, deserialize_with = "etcd")]
+    etcd: Option<Secret>,
     after_loss: Option<Loss>,
     tenant_salt_file: Option<PathBuf>,
     host: Option<HostSent>,
@@ -58,7 +62,7 @@ struct Contents {
     admin: Option<SocketAddr>,
     #[cfg(feature = "admin")]
     #[serde(default, deserialize_with = "admin_token")]
-    admin_token: Option<String>,
+    admin_token: Option<Secret>,
     #[cfg(feature = "admin")]
     #[serde(default)]
     admin_host: Vec<String>,
@@ -109,6 +113,8 @@ impl File {
             listen: contents.listen,
             upstream: contents.upstream,
             redis: contents.redis,
+            #[cfg(feature = "etcd")]
+            etcd: contents.etcd,
             after_loss: contents.after_loss,
             tenant_salt_file: contents.tenant_salt_file,
             host: contents.host,
@@ -127,7 +133,7 @@ impl File {
             #[cfg(feature = "admin")]
             admin: super::admin::AdminArgs {
                 address: contents.admin,
-                token: contents.admin_token.map(Into::into),
+                token: contents.admin_token,
                 hosts: contents.admin_host,
             },
         };
@@ -288,13 +294,18 @@ fn upstream<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Upstream>, D::Erro
     })
 }
 
-fn redis<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Error> {
-    secret(d, "redis").map(Some)
+fn redis<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Secret>, D::Error> {
+    secret(d, "redis").map(|url| Some(url.into()))
+}
+
+#[cfg(feature = "etcd")]
+fn etcd<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Secret>, D::Error> {
+    secret(d, "etcd").map(|url| Some(url.into()))
 }
 
 #[cfg(feature = "admin")]
-fn admin_token<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Error> {
-    secret(d, "admin-token").map(Some)
+fn admin_token<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Secret>, D::Error> {
+    secret(d, "admin-token").map(|token| Some(token.into()))
 }
 
 /// A string that no error shows.

@@ -12,7 +12,8 @@
 //! for operators, on loopback; with `metrics`, `--status 9091` shows metrics beside probes.
 //! `docs/gateway.md` is its manual.
 //!
-//! All gateways with the same `--redis` and `--name` share their permits. `--help` lists the rest.
+//! All gateways with the same `--redis` and `--name` share their permits, or with the same `--etcd` (feature `etcd`).
+//! `--help` lists the rest.
 //! `--config FILE` reads several limits, each for all paths or some; the file is reloaded at SIGHUP.
 //! SIGTERM or Ctrl-C drains: requests in flight end, permits are released, the exit code is 0. A
 //! second signal ends it at once, with 1.
@@ -51,6 +52,7 @@ mod progress;
 #[cfg(feature = "metrics")]
 mod prometheus;
 mod room;
+mod secret;
 mod server;
 mod site;
 mod status;
@@ -83,6 +85,9 @@ use self::status::Status;
 
 /// How long the logs may take to write what is left, beyond the drain timeout.
 const LAST_LINES: Duration = Duration::from_millis(500);
+
+/// The flags that let gateways share their permits.
+const TO_SHARE: &str = if cfg!(feature = "etcd") { "--redis or --etcd" } else { "--redis" };
 
 /// Runs the program, with the arguments and the environment of this process.
 #[must_use]
@@ -122,9 +127,9 @@ async fn serve(args: &Args, hangups: Hangups) -> io::Result<Instant> {
     let current = Arc::new(Current::new(args).unwrap_or_else(|error| args::refuse(error)));
     let site = current.site();
     let bounds = site.bounds();
-    if site.redis.is_none() {
+    if site.server().is_none() {
         tracing::warn!(
-            "permits are counted in this process alone and are not shared with other gateways; set --redis to share them"
+            "permits are counted in this process alone and are not shared with other gateways; set {TO_SHARE} to share them"
         );
     }
     let log = match &site.access_log {

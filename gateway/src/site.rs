@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Deserialize;
+#[cfg(feature = "etcd")]
+use tower_semaphore::backend::EtcdBackend;
 use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::{ConfigError, Semaphore};
 
@@ -13,6 +15,7 @@ use super::args::{duration, in_range};
 use super::descriptors;
 use super::peer::TrustedProxies;
 use super::progress::Bounds;
+use super::secret::Secret;
 use super::upstream::Upstream;
 
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -40,7 +43,13 @@ pub(crate) struct Site {
     /// The Redis in which permits are counted; without it, they are counted in this process. Other users of this machine
     /// can read the command line: a URL with a password belongs into the environment, or into the file of --config
     #[arg(long, value_name = "URL", env = "REDIS_URL", hide_env_values = true)]
-    pub(crate) redis: Option<String>,
+    pub(crate) redis: Option<Secret>,
+
+    /// The etcd in which permits are counted, in place of a Redis: etcd://host[:port][,host[:port]...][/prefix]. The same
+    /// applies to a URL with a password
+    #[cfg(feature = "etcd")]
+    #[arg(long, value_name = "URL", env = "ETCD_URL", hide_env_values = true)]
+    pub(crate) etcd: Option<Secret>,
 
     /// After Redis may have lost data: continue granting, or grant nothing for one lease
     /// [default: continue]
@@ -143,6 +152,8 @@ impl Site {
             listen: self.listen.or(other.listen),
             upstream: self.upstream.or(other.upstream),
             redis: self.redis.or(other.redis),
+            #[cfg(feature = "etcd")]
+            etcd: self.etcd.or(other.etcd),
             after_loss: self.after_loss.or(other.after_loss),
             tenant_salt_file: self.tenant_salt_file.or(other.tenant_salt_file),
             host: self.host.or(other.host),
@@ -168,6 +179,8 @@ impl Site {
         let fixed = [
             ("listen", self.listen == other.listen),
             ("redis", self.redis == other.redis),
+            #[cfg(feature = "etcd")]
+            ("etcd", self.etcd == other.etcd),
             ("after-loss", self.after_loss == other.after_loss),
             ("tenant-salt-file", self.tenant_salt_file == other.tenant_salt_file),
             ("host", self.host == other.host),
@@ -220,16 +233,49 @@ impl Site {
 
     /// The semaphore; an error names the field, and why it cannot be used.
     pub(crate) fn semaphore(&self) -> Result<Semaphore, (&'static str, String)> {
-        let semaphore = match &self.redis {
-            None => Semaphore::in_memory(),
-            Some(url) => Semaphore::new(self.backend(url).map_err(|e| ("redis", e.to_string()))?),
-        };
+        let semaphore = self.counted()?;
         let Some(path) = &self.tenant_salt_file else { return Ok(semaphore) };
         let salt = salt(path).map_err(|what| ("tenant-salt-file", what))?;
         Ok(semaphore.tenant_salt(salt))
     }
 
-    fn backend(&self, url: &str) -> Result<RedisBackend, ConfigError> {
+    /// The semaphore, counted where the settings say.
+    fn counted(&self) -> Result<Semaphore, (&'static str, String)> {
+        #[cfg(feature = "etcd")]
+        if let Some(url) = &self.etcd {
+            self.check_etcd()?;
+            let backend = EtcdBackend::builder(url.as_str()).build();
+            return backend.map(Semaphore::new).map_err(|error| ("etcd", error.to_string()));
+        }
+        let Some(url) = &self.redis else { return Ok(Semaphore::in_memory()) };
+        let backend = self.redis_backend(url.as_str());
+        backend.map(Semaphore::new).map_err(|error| ("redis", error.to_string()))
+    }
+
+    #[cfg(feature = "etcd")]
+    fn check_etcd(&self) -> Result<(), (&'static str, String)> {
+        if self.redis.is_some() {
+            let what = "redis is set, too (--redis, REDIS_URL or the file); leave out redis to count permits in etcd, or \
+                        etcd (--etcd, ETCD_URL or the file) to count them in Redis";
+            return Err(("etcd", what.to_owned()));
+        }
+        if self.after_loss == Some(Loss::Quarantine) {
+            let what = "quarantine is for Redis alone, because a failover of etcd loses no permit; expected continue";
+            return Err(("after-loss", what.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// The server in which permits are counted, if there is one.
+    pub(crate) const fn server(&self) -> Option<&'static str> {
+        #[cfg(feature = "etcd")]
+        if self.etcd.is_some() {
+            return Some("etcd");
+        }
+        if self.redis.is_some() { Some("Redis") } else { None }
+    }
+
+    fn redis_backend(&self, url: &str) -> Result<RedisBackend, ConfigError> {
         let after_loss = match self.after_loss {
             None | Some(Loss::Continue) => AfterLoss::Continue,
             Some(Loss::Quarantine) => AfterLoss::Quarantine,

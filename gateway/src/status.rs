@@ -14,7 +14,7 @@ use super::app::Current;
 #[cfg(feature = "metrics")]
 use super::prometheus;
 
-/// How long Redis may take to reply before `/-/ready` fails.
+/// How long Redis or etcd may take to reply before `/-/ready` fails.
 const ASKED: Duration = Duration::from_secs(1);
 
 /// The state behind the probes.
@@ -54,14 +54,15 @@ impl Status {
             .route("/-/metrics", get(move || async move { metrics.metrics() }))
     }
 
-    async fn ready(&self) -> (StatusCode, &'static str) {
+    async fn ready(&self) -> (StatusCode, String) {
         if self.is_draining.load(Ordering::Relaxed) {
-            return (StatusCode::SERVICE_UNAVAILABLE, "draining\n");
+            return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
         }
         if self.current.needs_backend() && !self.backend_answers().await {
-            return (StatusCode::SERVICE_UNAVAILABLE, "no reply from Redis\n");
+            let server = self.current.site().server().unwrap_or_default();
+            return (StatusCode::SERVICE_UNAVAILABLE, format!("no reply from {server}\n"));
         }
-        (StatusCode::OK, "ready\n")
+        (StatusCode::OK, "ready\n".to_owned())
     }
 
     async fn backend_answers(&self) -> bool {

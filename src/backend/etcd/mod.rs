@@ -22,7 +22,12 @@ mod requests;
 mod shared;
 #[cfg_attr(
     not(feature = "unstable-backend"),
-    allow(dead_code, unreachable_pub, reason = "some of it is for tests of the wire alone")
+    allow(
+        dead_code,
+        unreachable_pub,
+        unused_imports,
+        reason = "some of it is for tests of the wire alone"
+    )
 )]
 #[allow(missing_docs, reason = "public for tests alone")]
 pub mod wire;

@@ -5,6 +5,8 @@ mod budgets;
 mod config;
 mod config_secrets;
 mod connections;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod fields;
 mod linger;
 mod logs;

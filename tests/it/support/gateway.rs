@@ -38,7 +38,7 @@ impl Gateway {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gateway"));
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         // The checks may set it for examples.
-        command.env_remove("REDIS_URL");
+        command.env_remove("REDIS_URL").env_remove("ETCD_URL");
         command
     }
 
