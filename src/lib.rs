@@ -179,7 +179,8 @@
 //! |---------|-------------------------------------------------------------|---------|
 //! | `redis` | permits shared through Redis                                 | yes     |
 //! | `deadpool-redis` | `RedisBackend::from_pool`, for pools of `deadpool-redis` 0.23 | yes |
-//! | `tls`   | `rediss://` URLs, with rustls 0.23 and its provider `ring`     | no      |
+//! | `etcd`  | permits shared through etcd: `Semaphore::etcd`, `EtcdBackend`. `docs/etcd.md` is for operators | no |
+//! | `tls`   | `rediss://` and `etcds://` URLs, with rustls 0.23 and its provider `ring`     | no      |
 //! | `tls-no-provider` | the same without `ring`: the process brings the crypto provider, see `TlsSettings` | no |
 //! | `axum`  | `MatchedPathKey`, `PeerIpKey::from_axum`, `Permit` as an extractor, `limit::serve` for WebSockets and clients that leave | no |
 //! | `tonic` | `PeerIpKey::from_tonic`             | no |
@@ -187,7 +188,7 @@
 //! | `admin` | the operator's page and its JSON, as an Axum router                    | no |
 //! | `unstable-backend` | the traits that a backend implements, and the protocol. Not covered by semver | no |
 //!
-//! Without `redis` there is only the embedded backend. `docs/stability.md` says which types follow the versions of other
+//! Without `redis` and `etcd` there is only the embedded backend. `docs/stability.md` says which types follow the versions of other
 //! crates.
 
 #![cfg_attr(nightly_docs, feature(doc_cfg))]

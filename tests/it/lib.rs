@@ -26,6 +26,11 @@ mod pages {
     #[doc = include_str!("../../docs/security.md")]
     struct Security;
 
+    /// Runs the examples of the page on etcd.
+    #[cfg(feature = "etcd")]
+    #[doc = include_str!("../../docs/etcd.md")]
+    struct Etcd;
+
     /// Runs the examples of the recipes.
     #[cfg(feature = "axum")]
     #[doc = include_str!("../../docs/recipes.md")]
