@@ -1,8 +1,8 @@
 //! One fair semaphore for a whole fleet, worn as a Tower layer.
 //!
 //! [`ConcurrencyLimitLayer`] takes a permit for each request, keyed by route, tenant or anything else. All replicas
-//! share the permits of a key through Redis and are served first come, first served. A request that cannot wait is
-//! rejected with 429. The permit is held exactly as long as the response, its stream included.
+//! share the permits of a key through Redis or etcd and are served first come, first served. A request that cannot
+//! wait is rejected with 429. The permit is held exactly as long as the response, its stream included.
 //!
 //! Tenants that share one quota can be served by fair shares instead of in the order of arrival: a permit that
 //! comes free goes to the tenant with the fewest in use. See

@@ -1,7 +1,8 @@
 //! Where permits are counted: in this process, or in Redis or etcd for a whole fleet.
 //!
 //! [`MemoryBackend`] counts permits in this process; `RedisBackend` (feature `redis`) shares them between all processes
-//! that use the same Redis, and `EtcdBackend` (feature `etcd`) between all that use the same etcd cluster. [`MemoryServer`] stands in for a Redis in tests: it can be made unavailable.
+//! that use the same Redis, `EtcdBackend` (feature `etcd`) between all that use the same etcd cluster. [`MemoryServer`]
+//! stands in for a Redis in tests: it can be made unavailable.
 //!
 //! With the feature `unstable-backend`, `seam` has the traits that a backend implements.
 //!
