@@ -59,7 +59,7 @@ impl EtcdBackendBuilder {
     /// Keeps the places of a process that seems dead for a whole lease more, not for half of one.
     ///
     /// Then the limit holds even if etcd ends the lease of a process too early, by an operator's command or a defect of its
-    /// versions before 3.4.32 and 3.5.13, while that process cannot reach the cluster.
+    /// versions before 3.4.31 and 3.5.13, while that process cannot reach the cluster.
     ///
     /// Default: `false`.
     pub const fn whole_grace(mut self, whole: bool) -> Self {

@@ -326,7 +326,8 @@ impl Engine {
         if let Some(request) = self.poll_transaction(now) {
             return Some(request);
         }
-        if now.time < self.read_at {
+        // Before its first lease, this process could track nothing that it finds.
+        if now.time < self.read_at || self.own.shortest().is_none() {
             return None;
         }
         if take(&mut self.is_list_wanted) {
@@ -384,7 +385,7 @@ impl Engine {
     /// Returns when to poll for requests again, if nothing happens before.
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let is_reading = self.is_list_wanted || self.forgetting.search.is_due();
-        let read_at = Some(self.read_at).filter(|_| is_reading);
+        let read_at = Some(self.read_at).filter(|_| is_reading && self.own.shortest().is_some());
         let timer = self.timers.first().map(|(at, _)| *at);
         let timeouts = [self.own.poll_timeout(), self.others.poll_timeout(), timer, read_at];
         timeouts.into_iter().flatten().min()
