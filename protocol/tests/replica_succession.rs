@@ -169,6 +169,21 @@ fn what_a_transaction_gives_up_goes_to_nobody_before_its_outcome() {
 }
 
 #[test]
+fn what_a_transaction_gives_up_while_nothing_is_granted_stays_given_up() {
+    let mut two = Two::with(&[(NODE, 1), (NODE, 2)]);
+    two.limit = 0;
+    two.release(NODE, 1);
+    let given_up = two.poll(NODE);
+    two.limit = 1;
+    two.call(NODE, Op::Renew { lease_ms: 10_000, ids: [place(NODE, 2)].into() });
+    assert_eq!(two.granted(NODE), [0; 0]);
+    assert!(two.carry_out(NODE, given_up));
+    assert_eq!(two.places(), (vec![], vec![2]));
+    two.commit(NODE);
+    assert_eq!(two.places(), (vec![2], vec![]));
+}
+
+#[test]
 fn what_was_passed_on_holds_whoever_writes_first() {
     let mut two = Two::with(&[(NODE, 1), (NODE, 2)]);
     two.release(NODE, 1);
@@ -188,6 +203,8 @@ fn a_connection_that_breaks_takes_nothing_back() {
     two.release(NODE, 1);
     assert_eq!(two.granted(NODE), [2]);
     two.of(NODE).handle_dropped();
+    // Nothing is granted meanwhile.
+    two.limit = 0;
     two.call(NODE, Op::Renew { lease_ms: 10_000, ids: [place(NODE, 2)].into() });
     two.commit(NODE);
     assert_eq!(two.places(), (vec![2], vec![3]), "the one that left is a stranger");

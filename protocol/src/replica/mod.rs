@@ -18,7 +18,8 @@
 //! deliver late, twice or never.
 //!
 //! A call is answered only once a transaction with it was carried out, even if it changed nothing. The exception is a call
-//! that only asks while the replica is [fresh](Replica::handle_fresh). A transaction whose outcome is unknown is repeated
+//! that only asks while the replica is [fresh](Replica::handle_fresh). Where it is certain who is next, a place is told of
+//! its grant before. A transaction whose outcome is unknown is repeated
 //! with the same ids, which changes nothing if it was carried out. If it is carried out later, the places that it leaves
 //! are released as strangers.
 //!
