@@ -45,6 +45,8 @@ mod differential;
 #[cfg(feature = "etcd")]
 mod etcd;
 #[cfg(feature = "etcd")]
+mod etcd_faults;
+#[cfg(feature = "etcd")]
 mod etcd_wire;
 #[cfg(all(feature = "etcd", feature = "tls"))]
 mod etcd_wire_tls;

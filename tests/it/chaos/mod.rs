@@ -15,7 +15,6 @@ mod memory;
 mod observer;
 mod plan;
 mod planted;
-mod proxy;
 mod servers;
 mod soak;
 mod world;

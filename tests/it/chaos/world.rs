@@ -13,8 +13,8 @@ use tokio::time::sleep;
 use super::history::{At, Budget, Fair, Fault, Rate, Recorder, Rules, What};
 use super::load::{self, Addresses, FEW, KEYS, LIMITS, LONG, ONE, PAUSED, RATED, SPENT, rule};
 use super::plan::{Planned, SLOTS};
-use super::proxy::Proxy;
 use super::servers::Servers;
+use crate::support::faulty_proxy::Proxy;
 use crate::support::gateway::Gateway;
 
 pub(super) const WAIT: Duration = Duration::from_secs(3);
@@ -111,7 +111,7 @@ impl World {
                 Some(url) => (url, None),
                 None => {
                     let proxy = Proxy::start(redis.one().port()).await;
-                    (proxy.url(), Some(proxy))
+                    (format!("redis://{}/", proxy.address()), Some(proxy))
                 }
             };
             slots.push(Slot { redis, proxy, gateway: Arc::default() });

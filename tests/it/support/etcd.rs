@@ -70,6 +70,10 @@ impl TestEtcd {
         Semaphore::etcd(&self.url()).unwrap()
     }
 
+    pub(crate) const fn client_port(&self) -> u16 {
+        self.ports.client
+    }
+
     /// Returns `host:port` for clients.
     pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.ports.client)
@@ -108,6 +112,25 @@ impl TestEtcd {
 
     pub(crate) fn is_leader(&self) -> bool {
         self.metric("etcd_server_is_leader") == 1.0
+    }
+
+    /// Returns its id, as `etcdctl` takes it.
+    pub(crate) fn id(&self) -> String {
+        let status = self.ctl(&["endpoint", "status"]);
+        status.split(", ").nth(1).unwrap_or_else(|| panic!("no id in {status}")).to_owned()
+    }
+
+    /// Returns the leases of all keys that begin with this.
+    pub(crate) fn leases_of(&self, folder: &str) -> Vec<i64> {
+        let read: serde_json::Value =
+            serde_json::from_str(&self.ctl(&["get", "--prefix", folder, "-w", "json"])).unwrap();
+        let kvs = read["kvs"].as_array().map_or(&[][..], Vec::as_slice);
+        kvs.iter().map(|kv| kv["lease"].as_i64().expect("a lease")).collect()
+    }
+
+    /// Returns the number of streams of watches that it serves.
+    pub(crate) fn watches(&self) -> f64 {
+        self.metric("etcd_debugging_mvcc_watch_stream_total")
     }
 
     /// Kills it with SIGKILL.
@@ -161,14 +184,33 @@ impl EtcdCluster {
         Self { members: start(3, &[]) }
     }
 
+    /// Returns the URL of all members.
+    pub(crate) fn url(&self) -> String {
+        let addresses: Vec<_> = self.members.iter().map(TestEtcd::address).collect();
+        format!("etcd://{}", addresses.join(","))
+    }
+
     /// Returns the index of the member that leads, once one does.
     pub(crate) fn leader(&self) -> usize {
-        let mut leader = None;
+        self.leader_beside(None)
+    }
+
+    /// Like [`leader`](Self::leader), without asking this member.
+    pub(crate) fn leader_beside(&self, other: impl Into<Option<usize>>) -> usize {
+        let (mut leader, other) = (None, other.into());
         until("a member leads", || {
-            leader = self.members.iter().position(TestEtcd::is_leader);
+            let mut members = self.members.iter().enumerate();
+            leader = members.position(|(at, member)| Some(at) != other && member.is_leader());
             leader.is_some()
         });
         leader.unwrap()
+    }
+
+    /// Waits until all members are in touch with a leader.
+    pub(crate) fn is_whole(&self) {
+        until("all members are healthy", || {
+            self.members.iter().all(|member| is_healthy(member.ports.metrics))
+        });
     }
 }
 

@@ -12,6 +12,9 @@ pub(crate) mod crowd;
 pub(crate) mod etcd;
 #[cfg(feature = "redis")]
 pub(crate) mod failover;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "some of it is for tests with Redis"))]
+pub(crate) mod faulty_proxy;
 #[cfg(feature = "redis")]
 pub(crate) mod fleet;
 #[cfg(feature = "redis")]

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 const CHUNK: usize = 16 * 1024;
 const CHUNKS: usize = 1024;
 
-/// Stands between one gateway and Redis.
+/// Stands between one process and one server.
 pub(crate) struct Proxy {
     address: SocketAddr,
     orders: watch::Sender<Orders>,
@@ -26,12 +26,12 @@ struct Orders {
     stalled: bool,
     /// Connections of an older generation end at once, with a reset.
     cut: u64,
-    /// The same for their directions to Redis and from it: these are closed normally.
+    /// The same for their directions to the server and from it: these are closed normally.
     closed: [u64; 2],
 }
 
 impl Proxy {
-    pub(crate) async fn start(redis: u16) -> Self {
+    pub(crate) async fn start(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let orders = watch::Sender::new(Orders::default());
@@ -40,7 +40,7 @@ impl Proxy {
             while let Ok((near, _)) = listener.accept().await {
                 let orders = seen.clone();
                 tokio::spawn(async move {
-                    if let Ok(far) = TcpStream::connect(("127.0.0.1", redis)).await {
+                    if let Ok(far) = TcpStream::connect(("127.0.0.1", server)).await {
                         join(near, far, orders).await;
                     }
                 });
@@ -49,8 +49,9 @@ impl Proxy {
         Self { address, orders }
     }
 
-    pub(crate) fn url(&self) -> String {
-        format!("redis://{}/", self.address)
+    /// Returns `host:port` for clients.
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) fn delay(&self, delay: Duration) {
@@ -67,9 +68,9 @@ impl Proxy {
         self.orders.send_modify(|orders| orders.cut += 1);
     }
 
-    /// Closes one of the two directions of every connection: to Redis, or from it.
-    pub(crate) fn half_close(&self, from_redis: bool) {
-        self.orders.send_modify(|orders| orders.closed[usize::from(from_redis)] += 1);
+    /// Closes one of the two directions of every connection: to the server, or from it.
+    pub(crate) fn half_close(&self, from_server: bool) {
+        self.orders.send_modify(|orders| orders.closed[usize::from(from_server)] += 1);
     }
 }
 

@@ -1,0 +1,228 @@
+//! Faults of etcd under load: three members and six processes, while one observer watches everything that is stored.
+//!
+//! Two things judge each run. A counter at the upstream, in this process, has the permits in use. The history of the
+//! values has everything else: see [`judge`].
+
+mod history;
+mod judge;
+mod load;
+mod observer;
+mod planted;
+mod world;
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::task::block_in_place;
+use tokio::time::{sleep, timeout};
+use tower_semaphore::ConnectionState;
+
+use self::load::{CUT, KEPT, limit};
+use self::world::{PROCESSES, World};
+use crate::support::etcd::EtcdCluster;
+use crate::support::eventually;
+use crate::support::faulty_proxy::Proxy;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_is_killed() {
+    let mut world = World::start().await;
+    for _ in 0..2 {
+        let leader = world.leader_beside(None);
+        world.cluster.members[leader].kill();
+        world.leader_beside(leader);
+        world.serves_all().await;
+        block_in_place(|| world.cluster.members[leader].restart());
+        block_in_place(|| world.cluster.is_whole());
+        world.serves_all().await;
+    }
+    world.finish("leader killed twice").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_is_frozen() {
+    let world = World::start().await;
+    let leader = world.leader_beside(None);
+    world.cluster.members[leader].freeze();
+    world.leader_beside(leader);
+    world.serves_all().await;
+    // Longer than its leases, and than the timeout of every request that it still has.
+    sleep(Duration::from_secs(2)).await;
+    world.serves_all().await;
+    world.cluster.members[leader].thaw();
+    block_in_place(|| world.cluster.is_whole());
+    world.serves_all().await;
+    world.finish("leader frozen").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_is_moved() {
+    let world = World::start().await;
+    for _ in 0..2 {
+        let leader = world.leader_beside(None);
+        let next = (leader + 1) % 3;
+        let id = block_in_place(|| world.cluster.members[next].id());
+        world.ctl(leader, &["move-leader", &id]);
+        assert_ne!(world.leader_beside(leader), leader);
+        world.serves_all().await;
+    }
+    world.finish("leader moved twice").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_is_killed() {
+    let mut world = World::start().await;
+    let leader = world.leader_beside(None);
+    // One that processes use.
+    let used = |at: &usize| world.cluster.members[*at].watches() as u64;
+    let followers = (0..3).filter(|at| *at != leader);
+    let follower = block_in_place(|| followers.max_by_key(used)).unwrap();
+    world.cluster.members[follower].kill();
+    world.serves_all().await;
+    block_in_place(|| world.cluster.members[follower].restart());
+    block_in_place(|| world.cluster.is_whole());
+    world.serves_all().await;
+    world.finish("follower killed").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quorum_is_lost_and_comes_back() {
+    let world = World::start().await;
+    let leader = world.leader_beside(None);
+    let frozen = [leader, (leader + 1) % 3];
+    frozen.iter().for_each(|at| world.cluster.members[*at].freeze());
+    eventually("all processes know", async || {
+        let is_down = |state| matches!(state, ConnectionState::Down { .. });
+        world.nodes.iter().all(|node| is_down(node.health().connection))
+    })
+    .await;
+    // Longer than a lease: no lease ends at etcd meanwhile.
+    sleep(Duration::from_secs(1)).await;
+    frozen.iter().for_each(|at| world.cluster.members[*at].thaw());
+    let thawed = Instant::now();
+    world.serves_all().await;
+    println!("two of three frozen: all are served {:?} after they are back", thawed.elapsed());
+    block_in_place(|| world.cluster.is_whole());
+    let (experience, _) = world.finish("two of three frozen").await;
+    assert!(experience.unavailable > 0);
+    assert!(experience.names.values().all(|of| of.longest_gap > Duration::from_secs(1)));
+}
+
+/// One process connects anew all the time, over a slow link, so that what its watches are to begin with is compacted.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_history_is_compacted() {
+    let (cluster, proxies) = behind_proxies().await;
+    let mut urls = vec![cluster.url(); PROCESSES];
+    urls[0] = url_of(&proxies);
+    let world = World::with(cluster, &urls).await;
+    proxies.iter().for_each(|proxy| proxy.delay(Duration::from_millis(20)));
+    let mut compacted = 0;
+    for round in 0..15 {
+        let seen = world.observer.seen();
+        assert!(seen > compacted, "the load writes");
+        compacted = seen;
+        world.ctl(round % 3, &["compact", &seen.to_string()]);
+        if round % 3 == 0 {
+            proxies.iter().for_each(Proxy::cut);
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+    // A process that is that much further away than the others rarely is the first to write.
+    proxies.iter().for_each(|proxy| proxy.delay(Duration::ZERO));
+    world.serves_all().await;
+    world.finish("compacted every 200 ms").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_are_revoked() {
+    let world = World::start().await;
+    let (release, released) = watch::channel(false);
+    let kept: Vec<_> =
+        (0..PROCESSES).map(|number| world.load.hold(number, KEPT, released.clone())).collect();
+    eventually("each process holds a permit", async || {
+        world.nodes[0].inspect(KEPT).await.is_ok_and(|seen| seen.in_use == u64::from(limit(KEPT)))
+    })
+    .await;
+    let leases = || block_in_place(|| world.cluster.members[0].leases_of("semaphore/n/"));
+    let first = leases();
+    assert_eq!(first.len(), PROCESSES);
+    for lease in &first {
+        world.ctl(0, &["lease", "revoke", &format!("{lease:x}")]);
+        eventually("its process has another one", async || {
+            let now = leases();
+            now.len() == PROCESSES && !now.contains(lease)
+        })
+        .await;
+        world.serves_all().await;
+    }
+    // Longer than a lease and the grace: whoever is forgotten is by now.
+    sleep(Duration::from_secs(3)).await;
+    world.serves_all().await;
+    release.send_replace(true);
+    for permit in kept {
+        assert!(!permit.await.unwrap().1, "no permit is lost");
+    }
+    let (_, report) = world.finish("leases revoked").await;
+    assert!(report.signs_gone >= PROCESSES && report.signs_back >= PROCESSES, "{report:?}");
+    assert!(!report.forgotten.contains_key(KEPT), "{report:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_is_cut_off() {
+    let (cluster, proxies) = behind_proxies().await;
+    let mut urls = vec![cluster.url(); PROCESSES];
+    urls[0] = url_of(&proxies);
+    let world = World::with(cluster, &urls).await;
+    let (release, released) = watch::channel(false);
+    let joined = async |in_use: u64, waiting: u64| {
+        eventually("they have their places", async || {
+            let seen = world.nodes[1].inspect(CUT).await;
+            seen.is_ok_and(|seen| (seen.in_use, seen.waiting) == (in_use, waiting))
+        })
+        .await;
+    };
+    // It holds all permits, and is the first to wait; another process waits behind it.
+    let lost = [0, 0].map(|number| world.load.hold(number, CUT, released.clone()));
+    joined(2, 0).await;
+    let returning = [0, 0, 0].map(|number| world.load.hold(number, CUT, released.clone()));
+    joined(2, 3).await;
+    let next = world.load.hold(1, CUT, released.clone());
+    joined(2, 4).await;
+
+    proxies.iter().for_each(|proxy| proxy.stall(true));
+    let cut = Instant::now();
+    for permit in lost {
+        let (_, is_lost) = timeout(Duration::from_secs(3), permit).await.unwrap().unwrap();
+        assert!(is_lost, "it relies on no permit past its lease");
+    }
+    println!("cut off: its permits were lost after {:?}", cut.elapsed());
+    release.send_replace(true);
+    let (granted, is_lost) = timeout(Duration::from_secs(7), next).await.unwrap().unwrap();
+    println!("cut off: another process was granted them after {:?}", granted - cut);
+    assert!(!is_lost);
+    world.serves(1..PROCESSES).await;
+    // What it had sent arrives late.
+    proxies.iter().for_each(|proxy| proxy.stall(false));
+    for permit in returning {
+        let (_, is_lost) = timeout(Duration::from_secs(7), permit).await.unwrap().unwrap();
+        assert!(!is_lost);
+    }
+    world.serves_all().await;
+    let (_, report) = world.finish("a process cut off").await;
+    assert_eq!(report.forgotten[CUT], [2, 3]);
+    assert_eq!(report.signs_gone, 1);
+}
+
+/// Starts a cluster, and a proxy before each member.
+async fn behind_proxies() -> (EtcdCluster, Vec<Proxy>) {
+    let cluster = block_in_place(EtcdCluster::start);
+    let mut proxies = Vec::new();
+    for member in &cluster.members {
+        proxies.push(Proxy::start(member.client_port()).await);
+    }
+    (cluster, proxies)
+}
+
+fn url_of(proxies: &[Proxy]) -> String {
+    let addresses: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+    format!("etcd://{}", addresses.join(","))
+}
