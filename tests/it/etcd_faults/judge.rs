@@ -6,7 +6,8 @@
 //! * **complete**: no version of a key is missing. Without this, the other rules would prove nothing.
 //! * **cap**: the permits in use are never above the limit.
 //! * **tail**: a place that is new and waits has a ticket later than all that waited before it. Except one that returns
-//!   with its ticket: the same process had a place with this ticket, and that place is gone.
+//!   with its ticket: the same process had a place with this ticket, which left while it waited, or which another process
+//!   removed, even after a grant of which its own has not heard.
 //! * **heads**: of the places that waited before, the ones that now hold have lower tickets than those that still wait.
 //! * **newcomer**: a place that is new holds at once only if nobody who waited before still waits. Except one that returns
 //!   with a ticket, as above, that is lower than those of all who still wait: its value does not show the ticket any more,
@@ -15,7 +16,7 @@
 //! * **stay**: a place that holds does not wait again, and one that waits keeps its ticket.
 //! * **forgotten**: a place is removed by its own process. Others remove a waiting one only while the sign of life of the
 //!   shortest row of its process is absent, and one that holds only while that of its own row is, and only a grace after
-//!   that has gone. Its end is not later than the time of any value before it, and a value is not older than its time, so
+//!   that has gone: half of its lease, at least 2 s. Its end is not later than the time of any value before it, and a value is not older than its time, so
 //!   what the history shows of the grace is never too short. A deletion names no writer and no time: it may remove the
 //!   places of one living process, and of any others whose signs are absent.
 //! * **returned**: an id that is gone does not come back. Except, as the protocol says: an acquire whose answer is unknown
@@ -24,9 +25,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
 
 use tower_semaphore::protocol::NodeId;
-use tower_semaphore::protocol::liveness::{Grace, Row};
+use tower_semaphore::protocol::liveness::Row;
 
 use super::history::{Change, Entry, Id, Place, Snapshot};
 
@@ -114,7 +116,9 @@ struct Name {
     value: Option<Snapshot>,
     /// The places that are gone, and whether another process removed them.
     gone: BTreeMap<Id, bool>,
-    /// The tickets of places that are gone.
+    /// The last tickets of the places that are there.
+    had: BTreeMap<Id, u64>,
+    /// The tickets with which places can return.
     tickets: BTreeSet<(NodeId, u64)>,
     /// Those of places that another process removed, and that have not returned.
     unclaimed: BTreeSet<(NodeId, u64)>,
@@ -188,9 +192,10 @@ impl Judge {
                 None => !self.lives(before, id, place),
             };
             of.gone.insert(*id, is_other);
-            of.tickets.extend(place.ticket.map(|ticket| (id.0, ticket)));
+            let had = of.had.remove(id).filter(|_| is_other || place.ticket.is_some());
+            of.tickets.extend(had.map(|ticket| (id.0, ticket)));
             if is_other {
-                of.unclaimed.extend(place.ticket.map(|ticket| (id.0, ticket)));
+                of.unclaimed.extend(had.map(|ticket| (id.0, ticket)));
                 let counts = self.report.forgotten.entry(name.to_owned()).or_default();
                 counts[usize::from(place.ticket.is_some())] += 1;
             } else {
@@ -237,7 +242,7 @@ impl Judge {
             return None;
         }
         let since = self.signs.get(&self.row_of(before, id, place))?.gone_after;
-        let grace = Grace::Half.of(place.seconds);
+        let grace = (Duration::from_secs(place.seconds.into()) / 2).max(Duration::from_secs(2));
         let elapsed = u128::from(time.saturating_sub(since));
         (elapsed < grace.as_micros())
             .then(|| format!("its sign was there {elapsed} µs before; the grace is {grace:?}"))
@@ -287,6 +292,7 @@ impl Judge {
                 self.report(Rule::Returned, format!("{name}: {id:?}"));
             }
             if let Some(ticket) = place.ticket {
+                of.had.insert(*id, ticket);
                 of.unclaimed.remove(&(id.0, ticket));
                 let is_old = of.tickets.remove(&(id.0, ticket));
                 self.report.returned += usize::from(is_old);

@@ -201,6 +201,26 @@ fn a_ticket_is_a_proof_only_once() {
 }
 
 #[test]
+fn a_ticket_that_was_used_is_no_proof() {
+    // Unless the grant was in vain.
+    let granted = || {
+        let mut history = History::queue();
+        history.put(A, &[held(B, 1), waits(C, 1, 11)]);
+        history
+    };
+    let mut history = granted();
+    history.sign(B, 0);
+    history.wait_for_grace();
+    history.put_as(A, false, &[waits(C, 1, 11)]);
+    history.put_as(B, false, &[waits(B, 2, 10), waits(C, 1, 11)]);
+    history.is_clean();
+    let mut history = granted();
+    history.put_as(B, false, &[waits(C, 1, 11)]);
+    history.put_as(B, false, &[waits(B, 2, 10), waits(C, 1, 11)]);
+    history.breaks(Rule::Tail);
+}
+
+#[test]
 fn a_grant_out_of_turn_is_found() {
     let mut history = History::queue();
     history.put(A, &[held(C, 1), waits(B, 1, 10)]);
