@@ -112,10 +112,7 @@ async fn a_quorum_is_lost_and_comes_back() {
 /// One process connects anew all the time, over a slow link, so that what its watches are to begin with is compacted.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_history_is_compacted() {
-    let (cluster, proxies) = behind_proxies().await;
-    let mut urls = vec![cluster.url(); PROCESSES];
-    urls[0] = url_of(&proxies);
-    let world = World::with(cluster, &urls).await;
+    let (world, proxies) = behind_proxies().await;
     proxies.iter().for_each(|proxy| proxy.delay(Duration::from_millis(20)));
     let mut compacted = 0;
     for round in 0..15 {
@@ -128,7 +125,7 @@ async fn the_history_is_compacted() {
         }
         sleep(Duration::from_millis(200)).await;
     }
-    // A process that is that much further away than the others rarely is the first to write.
+    // With them, it is rarely the first to write.
     proxies.iter().for_each(|proxy| proxy.delay(Duration::ZERO));
     world.serves_all().await;
     world.finish("compacted every 200 ms").await;
@@ -172,10 +169,7 @@ async fn leases_are_revoked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_is_cut_off() {
-    let (cluster, proxies) = behind_proxies().await;
-    let mut urls = vec![cluster.url(); PROCESSES];
-    urls[0] = url_of(&proxies);
-    let world = World::with(cluster, &urls).await;
+    let (world, proxies) = behind_proxies().await;
     let (release, released) = watch::channel(false);
     let joined = async |in_use: u64, waiting: u64| {
         eventually("they have their places", async || {
@@ -216,17 +210,23 @@ async fn a_process_is_cut_off() {
     assert_eq!(report.signs_gone, 1);
 }
 
-/// Starts a cluster, and a proxy before each member.
-async fn behind_proxies() -> (EtcdCluster, Vec<Proxy>) {
+/// Starts processes each of which has proxies of its own before all members, and returns those of the first. A process that
+/// alone had proxies would be further away than the others, and so would rarely be the first to write.
+async fn behind_proxies() -> (World, Vec<Proxy>) {
     let cluster = block_in_place(EtcdCluster::start);
-    let mut proxies = Vec::new();
-    for member in &cluster.members {
-        proxies.push(Proxy::start(member.client_port()).await);
+    let (mut proxies, mut urls) = (Vec::new(), Vec::new());
+    for _ in 0..PROCESSES {
+        let mut of_one = Vec::new();
+        for member in &cluster.members {
+            of_one.push(Proxy::start(member.client_port()).await);
+        }
+        let addresses: Vec<_> = of_one.iter().map(|proxy| proxy.address().to_string()).collect();
+        urls.push(format!("etcd://{}", addresses.join(",")));
+        proxies.push(of_one);
     }
-    (cluster, proxies)
-}
-
-fn url_of(proxies: &[Proxy]) -> String {
-    let addresses: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
-    format!("etcd://{}", addresses.join(","))
+    let world = World::with(cluster, &urls).await;
+    let first = proxies.swap_remove(0);
+    // The others are never told anything, and go on until the end of the test.
+    std::mem::forget(proxies);
+    (world, first)
 }
