@@ -32,7 +32,7 @@ async fn a_leader_is_killed() {
         world.leader_beside(leader);
         world.serves_all().await;
         block_in_place(|| world.cluster.members[leader].restart());
-        block_in_place(|| world.cluster.is_whole());
+        block_in_place(|| world.cluster.wait_until_whole());
         world.serves_all().await;
     }
     world.finish("leader killed twice").await;
@@ -49,7 +49,7 @@ async fn a_leader_is_frozen() {
     sleep(Duration::from_secs(2)).await;
     world.serves_all().await;
     world.cluster.members[leader].thaw();
-    block_in_place(|| world.cluster.is_whole());
+    block_in_place(|| world.cluster.wait_until_whole());
     world.serves_all().await;
     world.finish("leader frozen").await;
 }
@@ -81,7 +81,7 @@ async fn a_follower_is_killed() {
     world.cluster.members[follower].kill();
     world.serves_all().await;
     block_in_place(|| world.cluster.members[follower].restart());
-    block_in_place(|| world.cluster.is_whole());
+    block_in_place(|| world.cluster.wait_until_whole());
     world.serves_all().await;
     world.finish("follower killed").await;
 }
@@ -103,7 +103,7 @@ async fn a_quorum_is_lost_and_comes_back() {
     let thawed = Instant::now();
     world.serves_all().await;
     println!("two of three frozen: all are served {:?} after they are back", thawed.elapsed());
-    block_in_place(|| world.cluster.is_whole());
+    block_in_place(|| world.cluster.wait_until_whole());
     let (experience, _) = world.finish("two of three frozen").await;
     assert!(experience.unavailable > 0);
     assert!(experience.names.values().all(|of| of.longest_gap > Duration::from_secs(1)));
@@ -125,7 +125,7 @@ async fn the_history_is_compacted() {
         }
         sleep(Duration::from_millis(200)).await;
     }
-    // With them, it is rarely the first to write.
+    // With the delay, the process is rarely the first to write.
     proxies.iter().for_each(|proxy| proxy.delay(Duration::ZERO));
     world.serves_all().await;
     world.finish("compacted every 200 ms").await;
@@ -154,7 +154,7 @@ async fn leases_are_revoked() {
         .await;
     }
     world.serves_all().await;
-    // Longer than the grace: who is forgotten is by now.
+    // Longer than the grace: what is wrongly forgotten is forgotten by now.
     sleep(Duration::from_secs(3)).await;
     world.serves_all().await;
     release.send_replace(true);

@@ -207,7 +207,7 @@ impl EtcdCluster {
     }
 
     /// Waits until all members are in touch with a leader.
-    pub(crate) fn is_whole(&self) {
+    pub(crate) fn wait_until_whole(&self) {
         until("all members are healthy", || {
             self.members.iter().all(|member| is_healthy(member.ports.metrics))
         });
