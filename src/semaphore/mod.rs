@@ -30,7 +30,7 @@ use crate::backend::{Backend, MemoryBackend};
 #[cfg(doc)]
 use crate::error::AcquireError;
 use crate::error::BackendError;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "etcd", feature = "redis"))]
 use crate::error::ConfigError;
 use crate::node::Node;
 pub use crate::node::health::{ConnectionState, Health};
