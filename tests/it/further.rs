@@ -8,10 +8,11 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt, service_fn};
+#[cfg(feature = "redis")]
+use tower_semaphore::OnUnavailable;
 use tower_semaphore::limit::{ConcurrencyLimitBuilder, HeaderKey, Refusal, RefusalReason};
 use tower_semaphore::{
-    AcquireError, Ask, ConcurrencyLimitLayer, Limit, Name, OnUnavailable, Policy, RejectReason,
-    Semaphore,
+    AcquireError, Ask, ConcurrencyLimitLayer, Limit, Name, Policy, RejectReason, Semaphore,
 };
 
 const TENANT: HeaderKey = HeaderKey::from_static("x-tenant");
@@ -191,6 +192,7 @@ async fn too_many_limits_of_a_request_are_an_error_that_says_so() {
 }
 
 /// While the backend is away, each process applies the caps to its own requests.
+#[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_local_share_observes_further_limits() {
     let semaphore = Semaphore::redis("redis://127.0.0.1:1/").unwrap();
