@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_semaphore_protocol::replica::{Answer, Change, Event, Replica, Value};
+use tower_semaphore_protocol::replica::{Answer, Change, Ended, Event, Replica, Row, Value};
 use tower_semaphore_protocol::{Call, Claim, NodeId, Op, PlaceId, Time};
 
 const CLOCK: u64 = 1_795_169_853_126_543;
@@ -208,6 +208,37 @@ fn a_connection_that_breaks_takes_nothing_back() {
     two.call(NODE, Op::Renew { lease_ms: 10_000, ids: [place(NODE, 2)].into() });
     two.commit(NODE);
     assert_eq!(two.places(), (vec![2], vec![3]), "the one that left is a stranger");
+}
+
+#[test]
+fn what_others_removed_while_it_waited_keeps_the_permit_that_it_uses() {
+    let mut two = Two::with(&[(NODE, 1), (NODE, 2), (OTHER, 3)]);
+    two.release(NODE, 1);
+    assert_eq!(two.granted(NODE), [2]);
+    // For a moment its shortest lease seemed to have ended.
+    let row = Row { node: NODE, seconds: 2 };
+    two.of(OTHER).handle_ended(Ended::Waiting(row), true);
+    two.commit(OTHER);
+    assert_eq!(two.places(), (vec![1], vec![3]));
+    two.commit(NODE);
+    assert_eq!(two.places(), (vec![2], vec![3]), "nobody else is granted it");
+}
+
+#[test]
+fn places_that_no_call_names_any_more_are_given_back() {
+    let mut two = Two::with(&[(NODE, 1), (NODE, 2)]);
+    let at = |s| Time::since_epoch(Duration::from_secs(s));
+    two.of(NODE).handle_connected(at(100));
+    assert!(!two.of(NODE).handle_time(at(120)), "two leases of 10 s since it is connected");
+    two.call(NODE, Op::Renew { lease_ms: 10_000, ids: [place(NODE, 2)].into() });
+    two.commit(NODE);
+    assert!(two.of(NODE).handle_time(at(121)));
+    two.commit(NODE);
+    assert_eq!(two.places(), (vec![], vec![2]));
+    // Its session asks for what that freed.
+    two.call(NODE, Op::Renew { lease_ms: 10_000, ids: [place(NODE, 2)].into() });
+    two.commit(NODE);
+    assert_eq!(two.places(), (vec![2], vec![]));
 }
 
 #[test]

@@ -7,11 +7,13 @@ use crate::id::NodeId;
 impl Ledger {
     /// Carries out a call of a node at `now`, in µs since 1970: first what the places that leave have used, then the
     /// operation.
+    #[inline]
     pub fn carry_out(&mut self, node: NodeId, call: &Call, now: u64, post: Post<'_>) -> Reply {
         self.carry_out_for(node, call, call.op.lease_ms(), now, post)
     }
 
     /// The same, with another length of the lease than that of the call.
+    #[inline]
     pub(crate) fn carry_out_for(
         &mut self,
         node: NodeId,

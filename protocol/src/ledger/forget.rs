@@ -60,16 +60,17 @@ impl Ledger {
         queue.filter_map(|(_, id)| Some((*id, self.places.get(id)?.lease_end)))
     }
 
-    /// Has a place that waits in the queue hold in place of another one, which leaves, whoever comes before it and whatever
-    /// the limit: no permit is granted. Does nothing if it does not wait there.
+    /// Has a place hold in place of another one, which leaves, whoever comes before it in the queue and whatever the limit: no
+    /// permit is granted. If others removed it while it waited, it is back, because it is in use.
     pub(crate) fn hand_down(&mut self, from: &PlaceId, to: &PlaceId) {
-        let Some(Place { lease_end, ticket: Some(ticket) }) = self.places.get(to).copied() else {
+        let Some(Place { lease_end, ticket: None }) = self.places.get(from).copied() else {
             return;
         };
-        if self.is_held(from) && self.queue.remove(&(ticket, *to)) {
-            self.take(from);
-            self.put(*to, lease_end, None);
+        if let Some(Place { ticket: Some(ticket), .. }) = self.places.get(to).copied() {
+            self.queue.remove(&(ticket, *to));
         }
+        self.take(from);
+        self.put(*to, lease_end, None);
     }
 
     /// Removes all places of a node that wait, as [`forget`](Self::forget) does, whatever their leases.

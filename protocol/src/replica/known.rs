@@ -1,5 +1,7 @@
 //! The newest value that the process knows.
 
+use std::time::Duration;
+
 use super::value::{HEADER_LEN, Value, ValueError};
 use crate::id::{NodeId, PlaceId};
 use crate::ledger::{Grant, Ledger};
@@ -126,6 +128,18 @@ impl View {
         let at = self.own.binary_search_by_key(&n, |(id, ..)| id.n).ok()?;
         let (id, lease_end, ticket) = self.own[at];
         ticket.is_none().then_some((id, lease_end))
+    }
+
+    /// The length of the lease of a place.
+    pub(super) fn lease_of(&self, n: u64) -> Option<Duration> {
+        let at = self.own.binary_search_by_key(&n, |(id, ..)| id.n).ok()?;
+        let (id, lease_end, _) = self.own[at];
+        Some(Duration::from_secs(Row::with_lease_end(id.node, lease_end).seconds.into()))
+    }
+
+    pub(super) fn waits(&self, n: u64) -> bool {
+        let at = self.own.binary_search_by_key(&n, |(id, ..)| id.n);
+        at.is_ok_and(|at| self.own[at].2.is_some())
     }
 
     pub(super) fn holds(&self, n: u64) -> bool {

@@ -100,6 +100,7 @@ pub struct Replica {
     succession: Succession,
     ended: EndedRows,
     flight: Option<Flight>,
+    connected_at: Time,
     events: VecDeque<Event>,
 }
 
@@ -119,6 +120,7 @@ impl Replica {
             succession: Succession::default(),
             ended: EndedRows::default(),
             flight: None,
+            connected_at: Time::ZERO,
             events: VecDeque::new(),
         }
     }
@@ -126,6 +128,25 @@ impl Replica {
     /// Sets another bound than 256 KiB on the ledgers to which waiting places are added, in bytes. For tests.
     pub fn set_value_max(&mut self, value_max: usize) {
         self.value_max = value_max;
+    }
+
+    /// There is a connection to the store.
+    pub const fn handle_connected(&mut self, now: Time) {
+        self.connected_at = now;
+    }
+
+    /// It is this time. Returns whether that made places strangers: those that no call has named for two of their leases,
+    /// since when there is a connection. A session names each of its places every third of a lease, so it has none of these;
+    /// releases that an outage took it longer to send than a lease lasts, it does not send any more.
+    pub fn handle_time(&mut self, now: Time) -> bool {
+        self.own.handle_time(now);
+        let (read, shortest) = (self.known.as_read(), self.shortest_lease);
+        let connected_for = now.since(self.connected_at);
+        let named = self.calls.named();
+        self.own.forget_if(|n, unnamed_for| {
+            let lease = read.and_then(|read| read.view.lease_of(n)).unwrap_or(shortest);
+            unnamed_for.min(connected_for) > lease * 2 && !named.contains(&n)
+        })
     }
 
     /// Takes a call. Calls are carried out in the order in which they are taken; `id` returns with the answer.
@@ -256,6 +277,13 @@ impl Replica {
     pub fn is_idle(&self) -> bool {
         let has_places = self.known.as_read().is_some_and(|read| !read.view.own.is_empty());
         self.calls.is_empty() && self.flight.is_none() && self.own.is_empty() && !has_places
+    }
+
+    /// Whether a call names a place that waits, as far as is known.
+    #[must_use]
+    pub fn asks_for_waiting(&self) -> bool {
+        let Some(read) = self.known.as_read() else { return false };
+        read.view.has_waiting() && self.calls.named().iter().any(|n| read.view.waits(*n))
     }
 
     /// Whether the newest value that is known has places that go with this sign of life.

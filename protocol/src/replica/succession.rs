@@ -77,7 +77,7 @@ impl Succession {
     }
 
     /// Has the last place of each chain hold in place of the one that does. Before anything is released, strangers
-    /// included: then nobody else is granted what is in use. One that others removed stays so, as any place that holds.
+    /// included: then nobody else is granted what is in use.
     pub(super) fn carry_out(&self, ledger: &mut Ledger, own: &OwnPlaces) {
         for permit in self.permits.iter().filter(|permit| own.has(permit.last().n)) {
             if let Some(holds) = permit.chain.iter().find(|id| ledger.is_held(id)) {

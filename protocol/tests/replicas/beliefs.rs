@@ -7,7 +7,7 @@ use tower_semaphore_protocol::{NodeId, PlaceId};
 use super::process::{Process, State};
 use super::store::{Store, Version};
 
-/// Counts the places of each process that others removed: it may still believe to hold them.
+/// Counts the permits of each process that others removed: it may still believe to hold them.
 #[derive(Debug, Default)]
 pub(crate) struct Beliefs {
     removed: BTreeMap<NodeId, usize>,
@@ -21,8 +21,8 @@ impl Beliefs {
     pub(crate) fn check(&mut self, store: &Store, processes: &[Process]) -> Result<(), String> {
         for pair in store.history.windows(2).skip(self.seen) {
             let by = pair[1].by.as_ref().map(|request| request.node);
-            let (before, after) = (pair[0].places(), pair[1].places());
-            let gone = before.into_keys().filter(|id| !after.contains_key(id));
+            let (before, after) = (held(&pair[0]), pair[1].places());
+            let gone = before.into_iter().filter(|id| !after.contains_key(id));
             for id in gone.filter(|id| by != Some(id.node)) {
                 *self.removed.entry(id.node).or_default() += 1;
             }

@@ -24,7 +24,7 @@ pub(crate) fn check(
         };
         said(check_limit(before, after, pair[1].by.as_ref()))?;
         if !tenants {
-            said(check_order(before, after))?;
+            said(check_order(before, after, &left))?;
         }
         said(check_returns(before, after, &left, &pair[1], answered))?;
         said(check_forgotten(before, after, &pair[1]))?;
@@ -66,8 +66,8 @@ fn check_limit(before: &Places, after: &Places, by: Option<&Request>) -> Result<
     Ok(())
 }
 
-/// Only tails join, and only heads are granted.
-fn check_order(before: &Places, after: &Places) -> Result<(), String> {
+/// Only tails join, and only heads are granted, or what is back: see [`check_returns`].
+fn check_order(before: &Places, after: &Places, left: &BTreeSet<PlaceId>) -> Result<(), String> {
     let is_waiting = |id: &PlaceId| after.get(id).is_some_and(|(_, ticket)| ticket.is_some());
     let stay = waiting(before).filter(|(id, _)| is_waiting(id));
     let last = stay.map(|(_, ticket)| ticket).max().unwrap_or(0);
@@ -83,6 +83,7 @@ fn check_order(before: &Places, after: &Places) -> Result<(), String> {
     let Some((first, ticket)) = still else { return Ok(()) };
     for id in held(after) {
         match before.get(id) {
+            None if left.contains(id) => {}
             None => return Err(format!("{id} is granted, and {first} waits")),
             Some((_, Some(own))) if *own > ticket => {
                 return Err(format!("{id} is granted before {first}"));
@@ -93,8 +94,8 @@ fn check_order(before: &Places, after: &Places) -> Result<(), String> {
     Ok(())
 }
 
-/// An id that has left returns only if its process did not know yet that it had joined; or where the key is absent, by
-/// a transaction that was made before that.
+/// An id that has left returns only if its process did not know yet that it had joined; where the key is absent, by a
+/// transaction that was made before that; or with a permit that its process had passed on to it.
 fn check_returns(
     before: &Places,
     after: &Places,
@@ -107,7 +108,12 @@ fn check_returns(
         let is_asked = answered.get(id).is_none_or(|step| made <= *step);
         let is_late = version.step > made && before.is_empty();
         let is_first = answered.get(id).is_none_or(|step| version.step <= *step);
-        if !(is_asked && (is_first || is_late)) {
+        let by = version.by.as_ref().map(|request| request.node);
+        let count = |places: &Places| held(places).filter(|other| other.node == id.node).count();
+        let has_succeeded = by == Some(id.node)
+            && after.get(id).is_some_and(|(_, ticket)| ticket.is_none())
+            && count(after) <= count(before);
+        if !(is_asked && (is_first || is_late) || has_succeeded) {
             return Err(format!("{id} is back"));
         }
     }

@@ -3,6 +3,7 @@
 mod revocations;
 mod row;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use self::revocations::Revocations;
@@ -259,6 +260,14 @@ impl OwnRows {
     /// The watch shows that a sign of this process was removed at this revision.
     pub fn handle_sign_gone(&mut self, seconds: u32, revision: Revision, now: Time) {
         if let Some(row) = self.rows.iter_mut().find(|row| row.seconds == seconds) {
+            row.handle_sign_gone(revision, now);
+        }
+    }
+
+    /// These are all signs of this process that were there as of this revision, by their lengths.
+    pub fn handle_listed(&mut self, there: &BTreeSet<u32>, revision: Revision, now: Time) {
+        for row in self.rows.iter_mut().filter(|row| !there.contains(&row.seconds)) {
+            // What was put since is newer.
             row.handle_sign_gone(revision, now);
         }
     }
