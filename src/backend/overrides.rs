@@ -108,7 +108,7 @@ impl Overrides {
     /// Forgets everything that is set.
     pub(super) fn clear(&mut self) {
         // A process takes a version that it knows for unchanged, so no version may be used twice.
-        let version = self.version + 1;
+        let version = self.version.saturating_add(1);
         *self =
             Self { version, pauses_version: version, adapted_version: version, ..Self::default() };
     }
@@ -180,7 +180,7 @@ impl Overrides {
 
     /// Returns a version that was not used before, even if data was lost.
     fn next_version(&self, now_ms: u64) -> u64 {
-        now_ms.saturating_mul(1000).max(self.version + 1)
+        now_ms.saturating_mul(1000).max(self.version.saturating_add(1))
     }
 
     /// Changes an adaptive limit, if there is a reason to. Returns `false` if there are too many.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, pending};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::engine::{Engine, Page, Request};
 use super::keys::{Folder, Keys};
@@ -27,6 +27,9 @@ use crate::protocol::liveness::{Action, LeaseId, RequestId, Row, Seen, Sign, Ter
 
 /// How long an answer may take. The member is given up then.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A watch that is silent for so long is asked for its revision.
+const WATCH_ASKED: Duration = Duration::from_millis(400);
 
 /// The most signs of life, and the most semaphores, in one reading.
 const SIGNS_MAX: i64 = 1000;
@@ -117,6 +120,7 @@ impl Link {
 
     async fn run(&mut self, is_done: impl Fn(&Engine) -> bool) -> Result<(), BackendError> {
         let mut timer = std::pin::pin!(sleep_until(Instant::now()));
+        let mut silent = std::pin::pin!(sleep(WATCH_ASKED));
         loop {
             let timeout = self.send_requests()?;
             if self.shared.with(|engine, _| is_done(engine)) {
@@ -129,13 +133,19 @@ impl Link {
                 timer.as_mut().reset(at);
             }
             tokio::select! {
-                biased;
                 () = &mut self.driver => {
                     return Err(BackendError::connection("etcd closed the connection"));
                 }
                 kept = self.keep_alive.next() => self.handle_kept_alive(kept?)?,
                 Some(answered) = self.answers.next() => self.handle_answer(answered?)?,
-                message = next_of(&mut self.watch) => self.handle_watch(message?)?,
+                message = next_of(&mut self.watch) => {
+                    silent.as_mut().reset(Instant::now() + WATCH_ASKED);
+                    self.handle_watch(message?)?;
+                }
+                () = &mut silent => {
+                    silent.as_mut().reset(Instant::now() + WATCH_ASKED);
+                    self.watch.iter().for_each(Watch::progress);
+                }
                 () = shared.called.notified() => {}
                 () = &mut timer, if timeout.is_some() => {
                     if self.shared.with(Engine::handle_timeout) {
@@ -276,7 +286,13 @@ impl Link {
             Answered::Transaction(key, Ok(response)) => {
                 let outcome = requests::outcome(&response);
                 let is_malformed = outcome == Outcome::Malformed;
-                self.shared.with(|engine, now| engine.handle_outcome(&key, Ok(outcome), now));
+                let has_lost_data = self.shared.with(|engine, now| {
+                    engine.handle_outcome(&key, Ok(outcome), now);
+                    engine.has_lost_data()
+                });
+                if has_lost_data {
+                    return Err(BackendError::connection("etcd has older data than before"));
+                }
                 if is_malformed {
                     return Err(BackendError::connection(
                         "etcd's answer is of another transaction",
@@ -339,6 +355,7 @@ impl Link {
 
     fn handle_watch(&mut self, message: WatchMessage) -> Result<(), BackendError> {
         self.shared.heard();
+        self.shared.with(|engine, now| engine.handle_watch(now));
         match message {
             WatchMessage::Created { .. } | WatchMessage::Progress { .. } => {}
             WatchMessage::Canceled { error, compact_revision, .. } => {

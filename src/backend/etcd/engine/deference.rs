@@ -22,9 +22,12 @@ const ROUND_TRIP_MAX: Duration = Duration::from_millis(20);
 pub(super) struct Deference {
     /// Other processes that wrote lately, and when that was heard of.
     others: Vec<(NodeId, Time)>,
-    /// Those that go first, and until when.
+    /// Those that go first, and until when at most.
     first: Vec<NodeId>,
     until: Time,
+    /// Two round trips after the last write: who has something to write does so within that.
+    quiet_at: Time,
+    round_trip: Duration,
 }
 
 impl Deference {
@@ -35,6 +38,7 @@ impl Deference {
             self.others.remove(0);
         }
         self.others.push((by, now));
+        self.quiet_at = now + self.round_trip * 2;
         let had_to_wait = !self.first.is_empty();
         self.first.retain(|node| *node != by);
         had_to_wait && self.first.is_empty()
@@ -42,19 +46,22 @@ impl Deference {
 
     /// This process wrote.
     pub(super) fn handle_own_write(&mut self, round_trip: Duration, now: Time) {
-        let round_trip = round_trip.min(ROUND_TRIP_MAX);
-        self.others.retain(|(_, at)| now < *at + round_trip * RECENT);
+        self.round_trip = round_trip.min(ROUND_TRIP_MAX);
+        self.others.retain(|(_, at)| now < *at + self.round_trip * RECENT);
         self.first = self.others.iter().map(|(node, _)| *node).collect();
         let count = u32::try_from(self.first.len()).unwrap_or(u32::MAX);
-        self.until = now + round_trip.saturating_mul(count * 2);
+        // Most of them lose at first, and need another one.
+        self.until = now + self.round_trip.saturating_mul(count.saturating_mul(2));
+        self.quiet_at = now + self.round_trip * 2;
     }
 
     /// For how long others go first.
     pub(super) fn pause(&mut self, now: Time) -> Option<Duration> {
-        if now >= self.until {
+        let until = self.until.min(self.quiet_at);
+        if now >= until {
             self.first.clear();
         }
-        (!self.first.is_empty()).then(|| self.until.since(now))
+        (!self.first.is_empty()).then(|| until.since(now))
     }
 }
 
@@ -78,31 +85,38 @@ mod tests {
         assert_eq!(deference.pause(at(2)), None, "this process lost, and tries again");
         deference.handle_own_write(ROUND_TRIP, at(3));
         assert_eq!(deference.pause(at(3)), Some(ROUND_TRIP * 2));
-        assert!(!deference.handle_write(one, at(4)) && !deference.handle_write(one, at(5)));
-        assert_eq!(deference.pause(at(5)), Some(ROUND_TRIP));
-        assert!(deference.handle_write(two, at(5)));
-        assert_eq!(deference.pause(at(5)), None);
+        assert!(!deference.handle_write(one, at(6)) && !deference.handle_write(one, at(6)));
+        assert_eq!(deference.pause(at(6)), Some(ROUND_TRIP * 2));
+        assert!(deference.handle_write(two, at(9)));
+        assert_eq!(deference.pause(at(9)), None);
     }
 
     #[test]
     fn nobody_waits_for_a_process_that_has_nothing_to_write() {
-        let one = NodeId::new(1);
+        let [one, two] = [1, 2].map(NodeId::new);
         let mut deference = Deference::default();
         deference.handle_write(one, at(0));
+        deference.handle_write(two, at(0));
         deference.handle_own_write(ROUND_TRIP, at(1));
-        assert_eq!(deference.pause(at(2)), Some(ROUND_TRIP / 2));
-        assert_eq!(deference.pause(at(3)), None, "it had its time");
-        deference.handle_own_write(ROUND_TRIP, at(17));
-        assert_eq!(deference.pause(at(17)), None, "it wrote long ago");
+        assert_eq!(deference.pause(at(2)), Some(Duration::from_millis(3)));
+        assert_eq!(deference.pause(at(5)), None, "both had their time");
+        deference.handle_own_write(ROUND_TRIP, at(70));
+        assert_eq!(deference.pause(at(70)), None, "they wrote long ago");
     }
 
     #[test]
-    fn the_number_of_those_that_go_first_is_bounded() {
+    fn those_that_go_first_and_their_time_are_bounded() {
         let mut deference = Deference::default();
         for node in 0..1000 {
             deference.handle_write(NodeId::new(node), at(0));
         }
         deference.handle_own_write(Duration::from_secs(5), at(0));
-        assert_eq!(deference.pause(at(0)), Some(ROUND_TRIP_MAX * 16));
+        let mut now = at(0);
+        for _ in 0..1000 {
+            now = now + Duration::from_millis(1);
+            deference.handle_write(NodeId::new(2000), now);
+        }
+        assert_eq!(deference.pause(at(639)), Some(Duration::from_millis(1)));
+        assert_eq!(deference.pause(at(640)), None);
     }
 }

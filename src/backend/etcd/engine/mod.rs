@@ -20,7 +20,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use self::answers::Asker;
 pub(super) use self::answers::{Deliveries, Part};
 use self::forgetting::Forgetting;
-use self::tracked::{Flight, Pending, Tracked, Turn};
+use self::tracked::{Flight, Pending, State, Tracked};
 use super::clock::Now;
 use super::keys::Keys;
 use super::requests::{Outcome, Stored};
@@ -33,6 +33,13 @@ use crate::protocol::{NodeId, Time};
 
 /// The most transactions under way at a time.
 const TRANSACTIONS_MAX: usize = 64;
+
+/// A watch that was silent for so long may be of no use: then what is known is read before anything rests on it.
+const WATCH_SILENT: Duration = Duration::from_secs(1);
+
+/// The most that one process writes of one semaphore, bytes in a ms. Each transaction writes the whole of it, and etcd
+/// keeps each version until it is compacted.
+const PACE: usize = 2_000;
 
 /// The pause after a reading of several keys that was refused.
 const READ_PAUSE: Duration = Duration::from_secs(1);
@@ -76,6 +83,7 @@ pub(super) struct Engine {
     connection: Option<u64>,
     /// The newest revision that the cluster showed.
     revision: u64,
+    has_lost_data: bool,
     pub(super) own: OwnRows,
     others: OtherRows,
     tracked: HashMap<Arc<str>, Tracked>,
@@ -90,6 +98,8 @@ pub(super) struct Engine {
     is_list_wanted: bool,
     /// No reading of several keys before this.
     read_at: Time,
+    /// When the watch last said something.
+    watch_heard_at: Option<Time>,
     /// How long a transaction takes.
     round_trip: Duration,
     random: fastrand::Rng,
@@ -105,6 +115,7 @@ impl Engine {
             grace,
             connection: None,
             revision: 0,
+            has_lost_data: false,
             own: OwnRows::new(SHORTEST),
             others: OtherRows::new(node, grace),
             tracked: HashMap::new(),
@@ -116,6 +127,7 @@ impl Engine {
             forgetting: Forgetting::default(),
             is_list_wanted: false,
             read_at: Time::ZERO,
+            watch_heard_at: None,
             round_trip: Duration::ZERO,
             random: fastrand::Rng::with_seed(seed),
             deliveries: Deliveries::default(),
@@ -126,7 +138,12 @@ impl Engine {
 
     /// Whether a cluster that is at this revision has lost what this process knows of it.
     pub(super) const fn is_older(&self, revision: u64) -> bool {
-        revision < self.revision
+        revision < self.revision || self.has_lost_data
+    }
+
+    /// Whether a key was found to be older than before.
+    pub(super) const fn has_lost_data(&self) -> bool {
+        self.has_lost_data
     }
 
     /// Nothing that is known is true of the cluster: it is another one, or was restored.
@@ -148,11 +165,21 @@ impl Engine {
         self.connection = Some(number);
         self.own.handle_connected(now.time);
         self.handle_watched(rows, revision, now);
+        // Places of calls that nobody repeats are strangers.
+        for key in self.keys_of_all() {
+            if let Some(tracked) = self.tracked.get_mut(&key) {
+                tracked.replica.handle_connected(now.time);
+            }
+            self.settle(&key, now);
+        }
     }
 
     /// There is another watch, which begins after this revision.
     pub(super) fn handle_watched(&mut self, rows: Vec<Row>, revision: u64, now: Now) {
         self.note_revision(revision);
+        // What happened since the last watch is not seen by this one.
+        self.tracked.values_mut().for_each(|tracked| tracked.seen = None);
+        self.note_own_signs(&rows, revision, now);
         self.others.handle_opened(rows, signed(revision), now.time);
     }
 
@@ -161,7 +188,7 @@ impl Engine {
         if self.connection != Some(number) {
             return;
         }
-        self.connection = None;
+        (self.connection, self.watch_heard_at) = (None, None);
         self.own.handle_disconnected(now.time);
         self.others.handle_disconnected();
         self.forgetting.handle_disconnected();
@@ -171,7 +198,7 @@ impl Engine {
         self.in_flight = 0;
         for tracked in self.tracked.values_mut() {
             tracked.replica.handle_dropped();
-            (tracked.turn, tracked.wakes_at) = (Turn::Idle, None);
+            (tracked.state, tracked.wakes_at) = (State::Idle, None);
             for pending in tracked.pending.drain(..) {
                 // Those behind the first of a batch come too late, and do nothing.
                 _ = pending.asker.batch.send(Err(error.clone()));
@@ -230,19 +257,21 @@ impl Engine {
             }
             let id = self.next_call;
             self.next_call += 1;
-            let Some(tracked) = self.track(key) else { continue };
+            let Some(tracked) = self.track(key, now) else { continue };
             tracked.pending.push_back(Pending { id, asker, seconds, lease });
+            tracked.replica.handle_time(now.time);
             tracked.replica.handle_call(id, call.clone());
             self.settle(key, now);
         }
     }
 
     /// Returns a semaphore that is tracked from now on. `None` if this is no key of a semaphore.
-    fn track(&mut self, key: &Arc<str>) -> Option<&mut Tracked> {
+    fn track(&mut self, key: &Arc<str>, now: Now) -> Option<&mut Tracked> {
         let shortest = self.own.shortest()?;
         if !self.tracked.contains_key(key) {
             let name = self.keys.name(key)?.into();
-            let replica = Replica::new(self.node, Duration::from_secs(u64::from(shortest)));
+            let mut replica = Replica::new(self.node, Duration::from_secs(u64::from(shortest)));
+            replica.handle_connected(now.time);
             self.tracked.insert(Arc::clone(key), Tracked::new(name, replica));
         }
         self.tracked.get_mut(key)
@@ -254,6 +283,18 @@ impl Engine {
 
     /// Takes what a replica has to say, and has it make its next transaction.
     fn settle(&mut self, key: &Arc<str>, now: Now) {
+        self.hear(key, now);
+        if let Some(tracked) = self.tracked.get_mut(key)
+            && matches!(tracked.state, State::Idle)
+            && self.connection.is_some()
+        {
+            tracked.state = State::Queued;
+            self.queue.push_back(Arc::clone(key));
+        }
+    }
+
+    /// Takes what a replica has to say. Drops one that is of no use any more.
+    fn hear(&mut self, key: &Arc<str>, now: Now) {
         let Some(tracked) = self.tracked.get_mut(key) else { return };
         while let Some(event) = tracked.replica.poll_event() {
             match event {
@@ -284,13 +325,7 @@ impl Engine {
             && tracked.replica.other_rows().all(|row| self.others.is_alive(row))
         {
             self.tracked.remove(key);
-            return;
-        }
-        if matches!(tracked.turn, Turn::Idle) && self.connection.is_some() {
-            tracked.turn = Turn::Queued;
-            self.queue.push_back(Arc::clone(key));
-        }
-        if let Some(over_at) = over_at {
+        } else if let Some(over_at) = over_at.filter(|at| *at > now.wall) {
             self.wake(key, Duration::from_micros(over_at.saturating_sub(now.wall)), now);
         }
     }
@@ -359,25 +394,37 @@ impl Engine {
         while self.in_flight < TRANSACTIONS_MAX
             && let Some(key) = self.queue.pop_front()
         {
-            let Some(tracked) = self.tracked.get_mut(&key) else { continue };
+            // It may have been dropped, and tracked anew, since.
+            let tracked = self.tracked.get_mut(&key);
+            let is_queued = |tracked: &&mut Tracked| matches!(tracked.state, State::Queued);
+            let Some(tracked) = tracked.filter(is_queued) else { continue };
             let shortest = self.own.shortest().unwrap_or_default();
             let mut seconds = tracked.pending.iter().map(|pending| pending.seconds);
             if !self.own.is_registered(shortest) || !seconds.all(|s| self.own.is_registered(s)) {
-                tracked.turn = Turn::Parked;
+                tracked.state = State::Parked;
                 self.parked.push(key);
                 continue;
             }
             if let Some(pause) = tracked.deference.pause(now.time) {
-                tracked.turn = Turn::Defers;
+                tracked.state = State::Defers;
                 self.wake(&key, pause, now);
                 continue;
             }
-            tracked.turn = Turn::Idle;
+            tracked.state = State::Idle;
+            if self.watch_heard_at.is_some_and(|at| now.time < at + WATCH_SILENT)
+                && tracked.is_recent(&self.own, now.time)
+            {
+                tracked.replica.handle_fresh(now.time + Duration::from_millis(1));
+            } else {
+                tracked.replica.handle_fresh(Time::ZERO);
+            }
             if let Some(transaction) = tracked.replica.poll_transaction(now.time, now.wall) {
-                tracked.turn = Turn::InFlight(Flight::new(&transaction, now.time));
+                tracked.state = State::InFlight(Flight::new(&transaction, now.time));
                 self.in_flight += 1;
                 return Some(Request::Transaction { key, transaction });
             }
+            // Renewals may have been answered without one.
+            self.hear(&key, now);
         }
         None
     }
@@ -400,8 +447,13 @@ impl Engine {
             }
             if let Some(tracked) = self.tracked.get_mut(&key) {
                 tracked.wakes_at = None;
-                if matches!(tracked.turn, Turn::Paused | Turn::Defers) {
-                    tracked.turn = Turn::Idle;
+                match tracked.state {
+                    // It was woken for something else.
+                    State::Paused(until) if now.time < until => {
+                        self.wake(&key, until.since(now.time), now);
+                    }
+                    State::Paused(_) | State::Defers => tracked.state = State::Idle,
+                    _ => {}
                 }
                 self.settle(&key, now);
             }
@@ -415,9 +467,9 @@ impl Engine {
     pub(super) fn handle_own_sign(&mut self, now: Now) {
         for key in take(&mut self.parked) {
             if let Some(tracked) = self.tracked.get_mut(&key)
-                && matches!(tracked.turn, Turn::Parked)
+                && matches!(tracked.state, State::Parked)
             {
-                tracked.turn = Turn::Idle;
+                tracked.state = State::Idle;
                 self.settle(&key, now);
             }
         }
@@ -430,29 +482,37 @@ impl Engine {
         outcome: Result<Outcome, &WireError>,
         now: Now,
     ) {
-        if let Ok(Outcome::Committed { revision } | Outcome::Lost(Stored { revision, .. })) =
-            &outcome
-        {
-            self.note_revision(*revision);
-        }
+        let revision = match &outcome {
+            Ok(Outcome::Committed { revision } | Outcome::Lost(Stored { revision, .. })) => {
+                *revision
+            }
+            _ => 0,
+        };
+        self.note_revision(revision);
         let Some(tracked) = self.tracked.get_mut(key) else { return };
-        let Turn::InFlight(flight) = std::mem::replace(&mut tracked.turn, Turn::Idle) else {
+        let State::InFlight(flight) = std::mem::replace(&mut tracked.state, State::Idle) else {
             return;
         };
         self.in_flight -= 1;
+        if revision > 0 {
+            tracked.handle_seen(revision, now.time);
+            let took = now.time.since(flight.sent);
+            self.round_trip = (self.round_trip * 7 + took) / 8;
+        }
         let mut pause = Duration::ZERO;
         match outcome {
             Ok(Outcome::Committed { revision }) => {
                 tracked.handle_success();
-                if flight.writes {
-                    let took = now.time.since(flight.sent);
-                    self.round_trip = (self.round_trip * 7 + took) / 8;
+                if flight.writes > 0 {
                     tracked.deference.handle_own_write(self.round_trip, now.time);
+                    pause = paced(flight.writes);
                 }
                 tracked.replica.handle_committed(revision);
             }
             Ok(Outcome::Lost(Stored { revision, value })) => {
                 let changed = if value.is_some() { revision } else { 0 };
+                // As after a restore, with other keys written since.
+                self.has_lost_data |= value.is_some() && changed < flight.changed;
                 if changed == flight.changed {
                     // A sign of life was not as it should be, which the watch will tell, or a listing.
                     flight.absent.iter().for_each(|row| tracked.replica.handle_back(*row));
@@ -478,7 +538,7 @@ impl Engine {
             }
         }
         if !pause.is_zero() {
-            tracked.turn = Turn::Paused;
+            tracked.state = State::Paused(now.time + pause);
             self.wake(key, pause, now);
         }
         self.settle(key, now);
@@ -499,15 +559,21 @@ impl Engine {
             None => return,
         };
         let by = value.and_then(Value::writer_of).filter(|by| *by != self.node);
-        if let Some(tracked) = self.track(&key) {
+        if let Some(tracked) = self.track(&key, now) {
             if by.is_some_and(|by| tracked.deference.handle_write(by, now.time))
-                && matches!(tracked.turn, Turn::Defers)
+                && matches!(tracked.state, State::Defers)
             {
-                tracked.turn = Turn::Idle;
+                tracked.state = State::Idle;
             }
             tracked.replica.handle_value(revision, value);
+            tracked.handle_seen(revision, now.time);
             self.settle(&key, now);
         }
+    }
+
+    /// The watch said something.
+    pub(super) const fn handle_watch(&mut self, now: Now) {
+        self.watch_heard_at = Some(now.time);
     }
 
     /// Whether a value of a semaphore that this process does not use can have places of this process: then a transaction
@@ -546,6 +612,7 @@ impl Engine {
         self.note_revision(revision);
         let back: BTreeSet<_> =
             rows.iter().copied().filter(|row| !self.others.is_alive(*row)).collect();
+        self.note_own_signs(&rows, revision, now);
         self.others.handle_listed(rows, signed(revision), now.time);
         for row in back {
             for key in self.forgetting.stop(row) {
@@ -555,11 +622,24 @@ impl Engine {
             }
         }
         // Those that were kept for rows that were not alive may be of no use any more.
-        let is_idle = |tracked: &Tracked| tracked.replica.is_idle() && tracked.pending.is_empty();
-        let idle = self.tracked.iter().filter(|(_, tracked)| is_idle(tracked));
-        for key in idle.map(|(key, _)| Arc::clone(key)).collect::<Vec<_>>() {
+        let is_due = |tracked: &mut Tracked| {
+            tracked.replica.handle_time(now.time)
+                || tracked.replica.is_idle() && tracked.pending.is_empty()
+        };
+        let due = self
+            .tracked
+            .iter_mut()
+            .filter_map(|(key, tracked)| is_due(tracked).then(|| Arc::clone(key)));
+        for key in due.collect::<Vec<_>>() {
             self.settle(&key, now);
         }
+    }
+
+    /// Signs of this process that are not among these were removed, and the watch may have lost the event.
+    fn note_own_signs(&mut self, rows: &[Row], revision: u64, now: Now) {
+        let own = rows.iter().filter(|row| row.node == self.node);
+        let there: BTreeSet<_> = own.map(|row| row.seconds).collect();
+        self.own.handle_listed(&there, signed(revision), now.time);
     }
 
     /// A page of all semaphores. `None`: it could not be read.
@@ -571,7 +651,7 @@ impl Engine {
         };
         for (key, revision, value) in values {
             if self.tracked.contains_key(&key) || self.has_dead(&value) {
-                if let Some(tracked) = self.track(&key) {
+                if let Some(tracked) = self.track(&key, now) {
                     tracked.replica.handle_value(revision, Some(&value));
                 }
                 self.settle(&key, now);
@@ -593,6 +673,12 @@ impl Engine {
             id.node == self.node || !self.others.is_alive(Row::with_lease_end(id.node, lease_end))
         })
     }
+}
+
+/// For how long to write a semaphore of so many bytes no more.
+fn paced(bytes: usize) -> Duration {
+    let ms = u64::try_from(bytes / PACE).unwrap_or(u64::MAX);
+    Duration::from_millis(ms)
 }
 
 /// The answer to a call, and from when its leases count.

@@ -8,6 +8,7 @@ use super::answers::Asker;
 use super::deference::Deference;
 use crate::error::BackendError;
 use crate::protocol::Time;
+use crate::protocol::liveness::OwnRows;
 use crate::protocol::replica::{Change, Replica, Row, Transaction};
 
 /// The pause after a transaction that failed, but not because another process was first. It doubles up to the longest.
@@ -20,15 +21,20 @@ const LOSSES_AT_ONCE: u32 = 16;
 const LOSS_PAUSE_MIN: Duration = Duration::from_millis(1);
 const LOSS_PAUSE_MAX: Duration = Duration::from_millis(16);
 
+/// What was seen so long ago is read again, in case the watch lost an event.
+const SEEN_MAX: Duration = Duration::from_secs(30);
+
 /// A semaphore that this process uses, or in which it forgets places of the dead.
 pub(super) struct Tracked {
     pub(super) name: Arc<str>,
     pub(super) replica: Replica,
     /// The calls that the replica has not answered, in their order.
     pub(super) pending: VecDeque<Pending>,
-    pub(super) turn: Turn,
+    pub(super) state: State,
     /// When it is settled again.
     pub(super) wakes_at: Option<Time>,
+    /// When a reading, a transaction or an event last told its value, and as of which revision.
+    pub(super) seen: Option<(Time, u64)>,
     /// The revision of the newest value whose rows were noted.
     pub(super) noted: u64,
     /// Transactions that did not succeed since one did: how many were refused, and how many were too late.
@@ -50,14 +56,14 @@ pub(super) struct Pending {
 }
 
 /// What its next transaction waits for.
-pub(super) enum Turn {
+pub(super) enum State {
     /// There may be none.
     Idle,
     /// It is in the queue.
     Queued,
     /// A sign of life of this process is to be put first.
     Parked,
-    Paused,
+    Paused(Time),
     /// Other processes go first.
     Defers,
     /// The last one has no outcome yet.
@@ -68,7 +74,8 @@ pub(super) enum Turn {
 pub(super) struct Flight {
     pub(super) changed: u64,
     pub(super) absent: Vec<Row>,
-    pub(super) writes: bool,
+    /// How many bytes it writes.
+    pub(super) writes: usize,
     pub(super) sent: Time,
 }
 
@@ -77,7 +84,11 @@ impl Flight {
         Self {
             changed: transaction.changed,
             absent: transaction.absent.clone(),
-            writes: transaction.change != Change::Nothing,
+            writes: match &transaction.change {
+                Change::Put(bytes) => bytes.len(),
+                Change::Delete => 1,
+                Change::Nothing => 0,
+            },
             sent,
         }
     }
@@ -89,8 +100,9 @@ impl Tracked {
             name,
             replica,
             pending: VecDeque::new(),
-            turn: Turn::Idle,
+            state: State::Idle,
             wakes_at: None,
+            seen: None,
             noted: 0,
             deference: Deference::default(),
             failures: 0,
@@ -103,6 +115,24 @@ impl Tracked {
     pub(super) fn take(&mut self, id: u64) -> Option<Pending> {
         let at = self.pending.iter().position(|pending| pending.id == id)?;
         self.pending.remove(at)
+    }
+
+    /// Its value as of this revision is known.
+    pub(super) fn handle_seen(&mut self, revision: u64, now: Time) {
+        if self.seen.is_none_or(|(_, before)| before <= revision) {
+            self.seen = Some((now, revision));
+        }
+    }
+
+    /// Whether what is known is enough to renew permits: their rows have had their signs of life without a gap since it was
+    /// seen. What waits is to hear of its grant even if the watch lost the event, so it is read for that.
+    pub(super) fn is_recent(&self, own: &OwnRows, now: Time) -> bool {
+        let Some((at, revision)) = self.seen else { return false };
+        let is_since = |pending: &Pending| {
+            let registered_at = own.registered_at(pending.seconds);
+            registered_at.and_then(|at| u64::try_from(at).ok()).is_some_and(|at| at <= revision)
+        };
+        now < at + SEEN_MAX && !self.replica.asks_for_waiting() && self.pending.iter().all(is_since)
     }
 
     pub(super) fn handle_success(&mut self) {
