@@ -207,3 +207,49 @@ async fn prefixes_are_apart() {
     let error = EtcdBackend::builder(url).connect_timeout(Duration::ZERO).build().unwrap_err();
     assert_eq!(error.to_string(), "connect timeout is 0; expected more than 0");
 }
+
+#[tokio::test]
+async fn renewals_of_what_is_held_are_one_keepalive_for_each_length() {
+    let etcd = TestEtcd::start();
+    let semaphore = etcd.semaphore();
+    let mut held = Vec::new();
+    for name in 0..300 {
+        held.push(semaphore.acquire(format!("n{name}"), &lease(2)).await.unwrap());
+    }
+    let counts = || {
+        let of = |name| etcd.metric(&format!("etcd_{name}"));
+        let names = ["debugging_lease_renewed_total", "server_proposals_committed_total"];
+        (names.map(of), of("debugging_mvcc_range_total"))
+    };
+    let ([renewed, proposed], read) = counts();
+    eventually("leases are renewed", async || counts().0[0] > renewed + 15.0).await;
+    let ([renewed_then, proposed_then], read_then) = counts();
+    assert_eq!(proposed, proposed_then, "nothing goes through the log");
+    // A reading proves each keepalive; the overrides, and the signs of life, are read now and then.
+    let beside = read_then - read - (renewed_then - renewed);
+    assert!(beside < 30.0, "{beside} readings, of 300 names");
+    assert!(held.iter().all(|permit| !permit.is_lost()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_queue_is_written_at_a_pace() {
+    let etcd = TestEtcd::start();
+    let [one, other] = [etcd.semaphore(), etcd.semaphore()];
+    let held = one.acquire("x", &policy(1)).await.unwrap();
+    let waiting: Vec<_> = (0..4000).map(|_| tokio::spawn(one.acquire("x", &policy(1)))).collect();
+    eventually("all wait", async || one.inspect("x").await.unwrap().waiting == 4000).await;
+    let size = || etcd.metric("etcd_debugging_mvcc_total_put_size_in_bytes");
+    let (before, began) = (size(), Instant::now());
+    let briefly = Policy::builder(1).wait_timeout(Duration::from_millis(1)).build().unwrap();
+    let mut joined = 0;
+    while size() - before < 2_000_000.0 {
+        let all = (0..16).map(|_| other.acquire("x", &briefly));
+        joined += futures_util::future::join_all(all).await.len();
+        assert!(joined < 100_000 && began.elapsed() < Duration::from_secs(30));
+    }
+    let (bytes, took) = (size() - before, began.elapsed());
+    // One process renews its places, the other one writes; each at 2 MB a second.
+    assert!(bytes < 4_400_000.0 * took.as_secs_f64() + 200_000.0, "{bytes} bytes in {took:?}");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(held);
+}
