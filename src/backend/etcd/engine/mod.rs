@@ -6,7 +6,11 @@
 
 mod answers;
 mod deference;
+mod events;
 mod forgetting;
+mod outcomes;
+mod replies;
+mod requests;
 mod tracked;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -14,65 +18,28 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::answers::Asker;
 pub(super) use self::answers::{Deliveries, Part};
+pub(super) use self::events::Page;
 use self::forgetting::Forgetting;
-use self::tracked::{Flight, Pending, State, Tracked};
+use self::replies::{answer_of, too_many_lengths, unreadable};
+pub(super) use self::requests::Request;
+use self::tracked::{Pending, State, Tracked};
 use super::clock::Now;
 use super::keys::Keys;
-use super::requests::{Outcome, Stored};
-use super::wire::WireError;
 use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
-use crate::protocol::liveness::{self, Grace, OtherRows, OwnRows, Seen, margin};
-use crate::protocol::replica::{self, Event, Replica, Row, Transaction, Value};
+use crate::protocol::liveness::{self, Grace, OtherRows, OwnRows};
+use crate::protocol::replica::{Event, Replica, Row};
 use crate::protocol::{NodeId, Time};
-
-/// The most transactions under way at a time.
-const TRANSACTIONS_MAX: usize = 64;
-
-/// A watch that was silent for so long may be of no use: then what is known is read before anything rests on it.
-const WATCH_SILENT: Duration = Duration::from_secs(1);
-
-/// The most that one process writes of one semaphore, bytes in a ms. Each transaction writes the whole of it, and etcd
-/// keeps each version until it is compacted.
-const PACE: usize = 2_000;
-
-/// The pause after a reading of several keys that was refused.
-const READ_PAUSE: Duration = Duration::from_secs(1);
 
 /// The shortest time after which a semaphore is settled again.
 const WAKE_MIN: Duration = Duration::from_micros(100);
 
 /// A lease that etcd rounds up to the shortest that it grants.
 const SHORTEST: Duration = Duration::from_secs(1);
-
-/// What is to be sent to the cluster.
-pub(super) enum Request {
-    /// For the signs of life of this process.
-    Sign(liveness::Request),
-    Transaction {
-        key: Arc<str>,
-        transaction: Transaction,
-    },
-    /// All signs of life.
-    List,
-    /// A page of all semaphores, from this key on; `None`: from the first.
-    Search {
-        from: Option<Vec<u8>>,
-    },
-}
-
-/// Some semaphores that are stored.
-pub(super) struct Page {
-    /// Their keys, with the revisions of their last changes and their values.
-    pub(super) values: Vec<(Arc<str>, u64, Bytes)>,
-    /// The key from which the next page begins; `None`: there are no more.
-    pub(super) next: Option<Vec<u8>>,
-}
 
 /// One process and a cluster.
 pub(super) struct Engine {
@@ -226,6 +193,18 @@ impl Engine {
             && shortest.is_some_and(|seconds| self.own.is_registered(seconds))
     }
 
+    /// The signs of life of this process may have changed.
+    pub(super) fn handle_own_sign(&mut self, now: Now) {
+        for key in take(&mut self.parked) {
+            if let Some(tracked) = self.tracked.get_mut(&key)
+                && matches!(tracked.state, State::Parked)
+            {
+                tracked.state = State::Idle;
+                self.settle(&key, now);
+            }
+        }
+    }
+
     fn note_revision(&mut self, revision: u64) {
         self.revision = self.revision.max(revision);
     }
@@ -348,383 +327,6 @@ impl Engine {
             self.timers.insert((at, Arc::clone(key)));
         }
     }
-
-    // ===== requests =====
-
-    /// Returns the next request.
-    pub(super) fn poll_request(&mut self, now: Now) -> Option<Request> {
-        self.connection?;
-        if let Some(request) = self.own.poll_request(now.time) {
-            return Some(Request::Sign(request));
-        }
-        self.poll_cleanups(now);
-        if let Some(request) = self.poll_transaction(now) {
-            return Some(request);
-        }
-        // Before its first lease, this process could track nothing that it finds.
-        if now.time < self.read_at || self.own.shortest().is_none() {
-            return None;
-        }
-        if take(&mut self.is_list_wanted) {
-            return Some(Request::List);
-        }
-        self.forgetting.search.poll().map(|from| Request::Search { from })
-    }
-
-    fn poll_cleanups(&mut self, now: Now) {
-        while let Some(cleanup) = self.others.poll_cleanup(now.time) {
-            let Some(ended) = self.forgetting.ask(cleanup, &self.others) else {
-                self.is_list_wanted = true;
-                continue;
-            };
-            let concerned = self.tracked.iter().filter(|(_, tracked)| {
-                tracked.replica.other_rows().any(|row| row.node == ended.row().node)
-            });
-            for key in concerned.map(|(key, _)| Arc::clone(key)).collect::<Vec<_>>() {
-                if let Some(tracked) = self.tracked.get_mut(&key) {
-                    self.forgetting.note(&key, &mut tracked.replica);
-                }
-                self.settle(&key, now);
-            }
-            self.forgetting.settle(&mut self.others);
-        }
-    }
-
-    fn poll_transaction(&mut self, now: Now) -> Option<Request> {
-        while self.in_flight < TRANSACTIONS_MAX
-            && let Some(key) = self.queue.pop_front()
-        {
-            // It may have been dropped, and tracked anew, since.
-            let tracked = self.tracked.get_mut(&key);
-            let is_queued = |tracked: &&mut Tracked| matches!(tracked.state, State::Queued);
-            let Some(tracked) = tracked.filter(is_queued) else { continue };
-            let shortest = self.own.shortest().unwrap_or_default();
-            let mut seconds = tracked.pending.iter().map(|pending| pending.seconds);
-            if !self.own.is_registered(shortest) || !seconds.all(|s| self.own.is_registered(s)) {
-                tracked.state = State::Parked;
-                self.parked.push(key);
-                continue;
-            }
-            if let Some(pause) = tracked.deference.pause(now.time) {
-                tracked.state = State::Defers;
-                self.wake(&key, pause, now);
-                continue;
-            }
-            tracked.state = State::Idle;
-            if self.watch_heard_at.is_some_and(|at| now.time < at + WATCH_SILENT)
-                && tracked.is_recent(&self.own, now.time)
-            {
-                tracked.replica.handle_fresh(now.time + Duration::from_millis(1));
-            } else {
-                tracked.replica.handle_fresh(Time::ZERO);
-            }
-            if let Some(transaction) = tracked.replica.poll_transaction(now.time, now.wall) {
-                tracked.state = State::InFlight(Flight::new(&transaction, now.time));
-                self.in_flight += 1;
-                return Some(Request::Transaction { key, transaction });
-            }
-            // Renewals may have been answered without one.
-            self.hear(&key, now);
-        }
-        None
-    }
-
-    /// Returns when to poll for requests again, if nothing happens before.
-    pub(super) fn poll_timeout(&self) -> Option<Time> {
-        let is_reading = self.is_list_wanted || self.forgetting.search.is_due();
-        let read_at = Some(self.read_at).filter(|_| is_reading && self.own.shortest().is_some());
-        let timer = self.timers.first().map(|(at, _)| *at);
-        let timeouts = [self.own.poll_timeout(), self.others.poll_timeout(), timer, read_at];
-        timeouts.into_iter().flatten().min()
-    }
-
-    /// Does what is due. Returns whether the member did not answer in time.
-    pub(super) fn handle_timeout(&mut self, now: Now) -> bool {
-        while let Some((at, key)) = self.timers.pop_first() {
-            if at > now.time {
-                self.timers.insert((at, key));
-                break;
-            }
-            if let Some(tracked) = self.tracked.get_mut(&key) {
-                tracked.wakes_at = None;
-                match tracked.state {
-                    // It was woken for something else.
-                    State::Paused(until) if now.time < until => {
-                        self.wake(&key, until.since(now.time), now);
-                    }
-                    State::Paused(_) | State::Defers => tracked.state = State::Idle,
-                    _ => {}
-                }
-                self.settle(&key, now);
-            }
-        }
-        self.own.handle_timeout(now.time)
-    }
-
-    // ===== answers of the cluster =====
-
-    /// The signs of life of this process may have changed.
-    pub(super) fn handle_own_sign(&mut self, now: Now) {
-        for key in take(&mut self.parked) {
-            if let Some(tracked) = self.tracked.get_mut(&key)
-                && matches!(tracked.state, State::Parked)
-            {
-                tracked.state = State::Idle;
-                self.settle(&key, now);
-            }
-        }
-    }
-
-    /// Takes what became of a transaction.
-    pub(super) fn handle_outcome(
-        &mut self,
-        key: &Arc<str>,
-        outcome: Result<Outcome, &WireError>,
-        now: Now,
-    ) {
-        let revision = match &outcome {
-            Ok(Outcome::Committed { revision } | Outcome::Lost(Stored { revision, .. })) => {
-                *revision
-            }
-            _ => 0,
-        };
-        self.note_revision(revision);
-        let Some(tracked) = self.tracked.get_mut(key) else { return };
-        let State::InFlight(flight) = std::mem::replace(&mut tracked.state, State::Idle) else {
-            return;
-        };
-        self.in_flight -= 1;
-        if revision > 0 {
-            tracked.handle_seen(revision, now.time);
-            let took = now.time.since(flight.sent);
-            self.round_trip = (self.round_trip * 7 + took) / 8;
-        }
-        let mut pause = Duration::ZERO;
-        match outcome {
-            Ok(Outcome::Committed { revision }) => {
-                tracked.handle_success();
-                if flight.writes > 0 {
-                    tracked.deference.handle_own_write(self.round_trip, now.time);
-                    pause = paced(flight.writes);
-                }
-                tracked.replica.handle_committed(revision);
-            }
-            Ok(Outcome::Lost(Stored { revision, value })) => {
-                let changed = if value.is_some() { revision } else { 0 };
-                // As after a restore, with other keys written since.
-                self.has_lost_data |= value.is_some() && changed < flight.changed;
-                if changed == flight.changed {
-                    // A sign of life was not as it should be, which the watch will tell, or a listing.
-                    flight.absent.iter().for_each(|row| tracked.replica.handle_back(*row));
-                    self.is_list_wanted |= !flight.absent.is_empty();
-                    pause = tracked.handle_failure();
-                } else {
-                    pause = tracked.handle_loss(self.random.f64());
-                }
-                tracked.replica.handle_lost(revision, value.as_deref());
-            }
-            Ok(Outcome::Malformed) => {
-                pause = tracked.handle_failure();
-                tracked.replica.handle_unknown();
-            }
-            Err(error) => {
-                tracked.error = Some(error.clone().into());
-                pause = tracked.handle_failure();
-                if error.did_nothing() {
-                    tracked.replica.handle_refused();
-                } else {
-                    tracked.replica.handle_unknown();
-                }
-            }
-        }
-        if !pause.is_zero() {
-            tracked.state = State::Paused(now.time + pause);
-            self.wake(key, pause, now);
-        }
-        self.settle(key, now);
-    }
-
-    /// Takes a value that the watch or a search brought; `None`: the key is absent.
-    pub(super) fn handle_value(
-        &mut self,
-        key: &str,
-        revision: u64,
-        value: Option<&[u8]>,
-        now: Now,
-    ) {
-        self.note_revision(revision);
-        let key = match self.tracked.get_key_value(key) {
-            Some((key, _)) => Arc::clone(key),
-            None if self.is_to_be_tracked(value) => key.into(),
-            None => return,
-        };
-        let by = value.and_then(Value::writer_of).filter(|by| *by != self.node);
-        if let Some(tracked) = self.track(&key, now) {
-            if by.is_some_and(|by| tracked.deference.handle_write(by, now.time))
-                && matches!(tracked.state, State::Defers)
-            {
-                tracked.state = State::Idle;
-            }
-            tracked.replica.handle_value(revision, value);
-            tracked.handle_seen(revision, now.time);
-            self.settle(&key, now);
-        }
-    }
-
-    /// The watch said something.
-    pub(super) const fn handle_watch(&mut self, now: Now) {
-        self.watch_heard_at = Some(now.time);
-    }
-
-    /// Whether a value of a semaphore that this process does not use can have places of this process: then a transaction
-    /// of it was carried out late.
-    fn is_to_be_tracked(&self, value: Option<&[u8]>) -> bool {
-        value.and_then(Value::writer_of) == Some(self.node)
-    }
-
-    /// A sign of life was seen, or its end.
-    pub(super) fn handle_sign(&mut self, row: Row, seen: Seen, revision: u64, now: Now) {
-        self.note_revision(revision);
-        if row.node == self.node {
-            if seen == Seen::Gone {
-                self.own.handle_sign_gone(row.seconds, signed(revision), now.time);
-            }
-            return;
-        }
-        self.others.handle_sign(row, seen, signed(revision), now.time);
-        if seen == Seen::Alive {
-            for key in self.forgetting.stop(row) {
-                if let Some(tracked) = self.tracked.get_mut(&key) {
-                    tracked.replica.handle_back(row);
-                }
-                self.settle(&key, now);
-            }
-        }
-    }
-
-    /// All signs of life, as of this revision. `None`: they could not be read.
-    pub(super) fn handle_listed(&mut self, listed: Option<(Vec<Row>, u64)>, now: Now) {
-        let Some((rows, revision)) = listed else {
-            self.read_at = now.time + READ_PAUSE;
-            self.is_list_wanted = true;
-            return;
-        };
-        self.note_revision(revision);
-        let back: BTreeSet<_> =
-            rows.iter().copied().filter(|row| !self.others.is_alive(*row)).collect();
-        self.note_own_signs(&rows, revision, now);
-        self.others.handle_listed(rows, signed(revision), now.time);
-        for row in back {
-            for key in self.forgetting.stop(row) {
-                if let Some(tracked) = self.tracked.get_mut(&key) {
-                    tracked.replica.handle_back(row);
-                }
-            }
-        }
-        // Those that were kept for rows that were not alive may be of no use any more.
-        let is_due = |tracked: &mut Tracked| {
-            tracked.replica.handle_time(now.time)
-                || tracked.replica.is_idle() && tracked.pending.is_empty()
-        };
-        let due = self
-            .tracked
-            .iter_mut()
-            .filter_map(|(key, tracked)| is_due(tracked).then(|| Arc::clone(key)));
-        for key in due.collect::<Vec<_>>() {
-            self.settle(&key, now);
-        }
-    }
-
-    /// Signs of this process that are not among these were removed, and the watch may have lost the event.
-    fn note_own_signs(&mut self, rows: &[Row], revision: u64, now: Now) {
-        let own = rows.iter().filter(|row| row.node == self.node);
-        let there: BTreeSet<_> = own.map(|row| row.seconds).collect();
-        self.own.handle_listed(&there, signed(revision), now.time);
-    }
-
-    /// A page of all semaphores. `None`: it could not be read.
-    pub(super) fn handle_searched(&mut self, page: Option<Page>, now: Now) {
-        let Some(Page { values, next }) = page else {
-            self.read_at = now.time + READ_PAUSE;
-            self.forgetting.search.handle_dropped();
-            return;
-        };
-        for (key, revision, value) in values {
-            if self.tracked.contains_key(&key) || self.has_dead(&value) {
-                if let Some(tracked) = self.track(&key, now) {
-                    tracked.replica.handle_value(revision, Some(&value));
-                }
-                self.settle(&key, now);
-            }
-        }
-        self.forgetting.search.handle_page(next);
-        self.forgetting.settle(&mut self.others);
-    }
-
-    /// Whether a value has places of a row without a sign of life, or of this process, or is one that a dead process left
-    /// to be removed.
-    fn has_dead(&self, value: &[u8]) -> bool {
-        // One that is not read is left to processes that can.
-        let Ok(value) = Value::decode(value) else { return false };
-        if value.over_at().is_some() && !self.others.is_living(value.writer) {
-            return true;
-        }
-        value.ledger.places().any(|(id, lease_end, _)| {
-            id.node == self.node || !self.others.is_alive(Row::with_lease_end(id.node, lease_end))
-        })
-    }
-}
-
-/// For how long to write a semaphore of so many bytes no more.
-fn paced(bytes: usize) -> Duration {
-    let ms = u64::try_from(bytes / PACE).unwrap_or(u64::MAX);
-    Duration::from_millis(ms)
-}
-
-/// The answer to a call, and from when its leases count.
-fn answer_of(
-    answer: replica::Answer,
-    pending: &Pending,
-    tracked: &Tracked,
-    own: &OwnRows,
-    now: Now,
-) -> Answer {
-    let error = || {
-        let unknown = || BackendError::call("etcd did not carry out the transaction");
-        tracked.error.clone().unwrap_or_else(unknown)
-    };
-    match answer {
-        replica::Answer::Reply(reply) => {
-            if pending.lease.is_zero() {
-                return reply.into();
-            }
-            match leases_from(pending, own, now) {
-                Some(from) => Answer::Reply { reply, late: false, leases_from: Some(from) },
-                None => Answer::Failed(BackendError::call("the lease ended meanwhile")),
-            }
-        }
-        replica::Answer::Refused => Answer::Refused(error()),
-        replica::Answer::Failed => Answer::Failed(error()),
-    }
-}
-
-/// From when the leases of a call count, for a session, which takes them to be as long as the call asked, less 1 ms: they
-/// are as long as etcd's lease, less its margin.
-fn leases_from(pending: &Pending, own: &OwnRows, now: Now) -> Option<tokio::time::Instant> {
-    let longer = Duration::from_secs(u64::from(pending.seconds)).saturating_sub(pending.lease);
-    let from = own.leases_from(pending.seconds)? + longer + Duration::from_millis(1);
-    now.instant_of(from.checked_sub(margin(pending.seconds))?)
-}
-
-fn too_many_lengths(seconds: u32) -> BackendError {
-    let most = liveness::LENGTHS_MAX;
-    BackendError::call(format!(
-        "lease is {seconds} s, and {most} other lengths are in use; expected at most {most} of one process"
-    ))
-}
-
-fn unreadable(name: &str, error: &replica::ValueError) -> BackendError {
-    BackendError::call(format!("semaphore {name} in etcd cannot be used: {error}"))
 }
 
 fn signed(revision: u64) -> liveness::Revision {
