@@ -1,8 +1,8 @@
 //! The builder of the etcd backend.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use super::EtcdBackend;
@@ -14,6 +14,7 @@ use crate::backend::prefix;
 use crate::backend::tls::TlsSettings;
 use crate::error::ConfigError;
 use crate::protocol::liveness::Grace;
+use crate::sync::Mutex;
 
 /// Builds an [`EtcdBackend`]. See [`EtcdBackend::builder`] for an example.
 #[derive(Clone)]

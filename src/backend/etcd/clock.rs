@@ -37,10 +37,14 @@ impl Clock {
         let suspended = suspension::check(instant).saturating_sub(self.suspended);
         let since = instant.saturating_duration_since(self.epoch) + suspended;
         let time = Time::since_epoch(FIRST + since);
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let wall = u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX);
-        Now { instant, time, wall }
+        Now { instant, time, wall: wall() }
     }
+}
+
+/// The wall clock, µs since 1970.
+pub(super) fn wall() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Now {

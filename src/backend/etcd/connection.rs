@@ -1,7 +1,7 @@
 //! A connection as the process's driver uses it.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::poll_fn;
@@ -18,6 +18,7 @@ use crate::backend::{
     Query, ServerInfo,
 };
 use crate::protocol::{BoundRate, NodeId, PlaceId};
+use crate::sync::{Mutex, lock};
 
 /// A connection to a member, over which this process may write.
 pub(super) struct EtcdConnection {
@@ -40,10 +41,6 @@ impl EtcdConnection {
         let questions = Questions { client, keys: shared.keys.clone(), order: Arc::default() };
         Self { shared: Arc::clone(shared), questions, number, server, link: Mutex::new(Some(link)) }
     }
-
-    fn questions(&self) -> Questions {
-        self.questions.clone()
-    }
 }
 
 impl Connection for EtcdConnection {
@@ -52,7 +49,7 @@ impl Connection for EtcdConnection {
     }
 
     fn drive(&self) -> BoxFuture<'_, ()> {
-        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let link = lock(&self.link).take();
         async move {
             if let Some(link) = link {
                 link.use_up().await;
@@ -88,28 +85,28 @@ impl Connection for EtcdConnection {
 
 impl Queries for EtcdConnection {
     fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing> {
-        self.questions().inspect(Arc::clone(key), most, rate).boxed()
+        self.questions.clone().inspect(Arc::clone(key), most, rate).boxed()
     }
 
     fn list(&self, _: &Arc<str>, from: Option<&str>, most: u32) -> Query<Names> {
-        self.questions().list(from.map(Into::into), most).boxed()
+        self.questions.clone().list(from.map(Into::into), most).boxed()
     }
 
     fn overrides(&self, _: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
-        self.questions().overrides(known).boxed()
+        self.questions.clone().overrides(known).boxed()
     }
 
     fn set_override(&self, _: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
-        self.questions().set_override(Arc::clone(name), change).boxed()
+        self.questions.clone().set_override(Arc::clone(name), change).boxed()
     }
 
     fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
-        self.questions().revoke(Arc::clone(key), id, take, self.shared.node).boxed()
+        self.questions.clone().revoke(Arc::clone(key), id, take, self.shared.node).boxed()
     }
 
     fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
         let lease = self.shared.with(|engine, _| engine.own.shortest_lease());
-        self.questions().send_message(Arc::clone(key), to, message.clone(), lease).boxed()
+        self.questions.clone().send_message(Arc::clone(key), to, message.clone(), lease).boxed()
     }
 }
 

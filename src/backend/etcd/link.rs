@@ -10,6 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::clock::Now;
 use super::engine::{Engine, Page, Request};
 use super::keys::{Folder, Keys};
 use super::requests::{self, Outcome};
@@ -122,8 +123,8 @@ impl Link {
         let mut timer = std::pin::pin!(sleep_until(Instant::now()));
         let mut silent = std::pin::pin!(sleep(WATCH_ASKED));
         loop {
-            let timeout = self.send_requests()?;
-            if self.shared.with(|engine, _| is_done(engine)) {
+            let (timeout, done) = self.send_requests(&is_done);
+            if done {
                 return Ok(());
             }
             let shared = Arc::clone(&self.shared);
@@ -149,24 +150,27 @@ impl Link {
                 () = shared.called.notified() => {}
                 () = &mut timer, if timeout.is_some() => {
                     if self.shared.with(Engine::handle_timeout) {
-                        return Err(unanswered());
+                        return Err(WireError::silent().into());
                     }
                 }
             }
         }
     }
 
-    /// Sends what the engine asks for. Returns when it is to be asked again.
-    fn send_requests(&mut self) -> Result<Option<Instant>, BackendError> {
+    /// Sends what the engine asks for. Returns when it is to be asked again, and whether it is done.
+    fn send_requests(&mut self, is_done: impl Fn(&Engine) -> bool) -> (Option<Instant>, bool) {
         loop {
-            let shared = Arc::clone(&self.shared);
-            let (request, timeout) = shared.with(|engine, now| {
-                let request = engine.poll_request(now);
-                let timeout = engine.poll_timeout().and_then(|at| now.instant_of(at));
-                (request, timeout)
+            let polled = self.shared.with(|engine, now| match engine.poll_request(now) {
+                Some(request) => Ok(request),
+                None => {
+                    let timeout = engine.poll_timeout().and_then(|at| now.instant_of(at));
+                    Err((timeout, is_done(engine)))
+                }
             });
-            let Some(request) = request else { return Ok(timeout) };
-            self.send(request);
+            match polled {
+                Ok(request) => self.send(request),
+                Err(waits) => return waits,
+            }
         }
     }
 
@@ -323,7 +327,7 @@ impl Link {
         Ok(())
     }
 
-    fn with_own_sign(&self, act: impl FnOnce(&mut Engine, super::clock::Now)) {
+    fn with_own_sign(&self, act: impl FnOnce(&mut Engine, Now)) {
         self.shared.with(|engine, now| {
             act(engine, now);
             engine.handle_own_sign(now);
@@ -336,9 +340,11 @@ impl Link {
             _ => engine.own.handle_refused(id, now.time),
         });
         self.shared.revoked.notify_one();
-        let is_over = ends_connection(&error);
+        if ends_connection(&error) {
+            return Err(error.into());
+        }
         self.error = Some(error.into());
-        if is_over { Err(self.error.take().unwrap_or_else(unanswered)) } else { Ok(()) }
+        Ok(())
     }
 
     /// What was read; `None` if that was refused.
@@ -355,9 +361,10 @@ impl Link {
 
     fn handle_watch(&mut self, message: WatchMessage) -> Result<(), BackendError> {
         self.shared.heard();
-        self.shared.with(|engine, now| engine.handle_watch(now));
         match message {
-            WatchMessage::Created { .. } | WatchMessage::Progress { .. } => {}
+            WatchMessage::Created { .. } | WatchMessage::Progress { .. } => {
+                self.shared.with(|engine, now| engine.handle_watch(now));
+            }
             WatchMessage::Canceled { error, compact_revision, .. } => {
                 if compact_revision == 0 {
                     return Err(error.into());
@@ -370,6 +377,7 @@ impl Link {
             WatchMessage::Events { range, events, .. } => {
                 let keys = &self.shared.keys;
                 self.shared.with(|engine, now| {
+                    engine.handle_watch(now);
                     for event in events {
                         let is_put = event.r#type == EventType::Put as i32;
                         let Some(kv) = event.kv else { continue };
@@ -424,10 +432,6 @@ async fn next_of(watch: &mut Option<Watch>) -> Result<WatchMessage, WireError> {
 /// outage is what it is.
 fn ends_connection(error: &WireError) -> bool {
     error.is_connection() || error.reason() == Reason::NoSpace
-}
-
-fn unanswered() -> BackendError {
-    BackendError::connection("etcd did not answer in time")
 }
 
 fn seconds(ttl: u64) -> u32 {

@@ -34,7 +34,7 @@ pub mod wire;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -48,6 +48,7 @@ use super::{Backend, Connection, Mailbox, Shard};
 use crate::error::BackendError;
 use crate::protocol::NodeId;
 use crate::protocol::liveness::Grace;
+use crate::sync::Mutex;
 
 /// Counts permits in etcd, for a fleet: a failover loses none of them.
 ///

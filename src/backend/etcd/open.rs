@@ -1,7 +1,6 @@
 //! Opening a connection to one of the members.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 
 use tokio::time::{Instant, timeout_at};
 
@@ -12,6 +11,7 @@ use super::wire::messages::StatusResponse;
 use super::wire::{Client, Endpoint};
 use crate::backend::ServerInfo;
 use crate::error::BackendError;
+use crate::sync::lock;
 
 /// The first version that is used. Those from 3.4.0 to 3.4.21, and from 3.5.0 to 3.5.5, can lose or mix up data
 /// (etcd-io/etcd#13766 and its postmortems).
@@ -94,10 +94,6 @@ impl EtcdBackend {
         }
         format!("{cluster:x} {}", data.restored)
     }
-}
-
-fn lock(data: &Mutex<Data>) -> std::sync::MutexGuard<'_, Data> {
-    data.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Checks that a member can be used.

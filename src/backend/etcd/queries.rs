@@ -1,18 +1,16 @@
 //! Queries and messages, which belong to no call.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use tokio::sync::Mutex;
 
+use super::clock::wall;
 use super::keys::{Folder, Keys};
 use super::link::behind;
 use super::overrides;
 use super::requests::{self, Stored};
-use super::wire::messages::{
-    Compare, CompareResult, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
-};
+use super::wire::messages::{PutRequest, RangeRequest, TxnRequest};
 use super::wire::{Client, WireError};
 use crate::backend::{Change, Listing, Names, Overrides, PeerMessage, QueryError, listing};
 use crate::error::BackendError;
@@ -146,7 +144,7 @@ impl Questions {
         let Some(bytes) = value else { return Ok(Read { value: Value::default(), changed: 0 }) };
         let value = Value::decode(&bytes).map_err(|error| {
             let name = self.keys.name(key).unwrap_or_default();
-            QueryError::Failed(unreadable(name, &error.to_string()))
+            QueryError::Failed(requests::unreadable(name, &error))
         })?;
         Ok(Read { value, changed: revision })
     }
@@ -168,13 +166,9 @@ impl Questions {
         changed: u64,
         value: Option<Vec<u8>>,
     ) -> Result<bool, QueryError> {
-        let changed = i64::try_from(changed).unwrap_or(i64::MAX);
-        let change: RequestOp = match value {
-            Some(value) => PutRequest { key: key.clone(), value: value.into(), lease: 0 }.into(),
-            None => DeleteRangeRequest { key: key.clone(), ..Default::default() }.into(),
-        };
-        let compare = vec![Compare::mod_revision(key, CompareResult::Equal, changed)];
-        let request = TxnRequest { compare, success: vec![change], failure: Vec::new() };
+        let compare = vec![requests::is_unchanged(key.clone(), changed)];
+        let success = vec![requests::write(key, value.map(Bytes::from))];
+        let request = TxnRequest { compare, success, failure: Vec::new() };
         Ok(self.client.txn(request).await?.succeeded)
     }
 }
@@ -190,12 +184,6 @@ fn length_of(lease_end: u64) -> u64 {
     u64::from(Row::with_lease_end(NodeId::new(0), lease_end).seconds) * 1000
 }
 
-/// The wall clock, µs since 1970.
-fn wall() -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX)
-}
-
 /// Writes a name as a position: `~` and a letter stand for what a position may not have.
 fn position_of(name: &str) -> Arc<str> {
     format!("n{}", name.replace('%', "~p").replace(':', "~c").replace('#', "~h")).into()
@@ -204,10 +192,6 @@ fn position_of(name: &str) -> Arc<str> {
 fn name_at(position: &str) -> Option<String> {
     let name = position.strip_prefix('n')?.replace("~p", "%").replace("~c", ":").replace("~h", "#");
     crate::Name::from_stored(&name).map(|name| name.as_str().to_owned())
-}
-
-pub(super) fn unreadable(name: &str, why: &str) -> BackendError {
-    BackendError::call(format!("semaphore {name} in etcd cannot be used: {why}"))
 }
 
 fn contended() -> QueryError {

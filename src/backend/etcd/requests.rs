@@ -7,8 +7,9 @@ use super::wire::messages::{
     Compare, CompareResult, DeleteRangeRequest, KeyValue, OpResponse, PutRequest, RangeRequest,
     RangeResponse, RequestOp, ResponseHeader, TxnRequest, TxnResponse,
 };
+use crate::error::BackendError;
 use crate::protocol::liveness::{LeaseId, Revision, Row, Sign, Term};
-use crate::protocol::replica::{Change, Transaction};
+use crate::protocol::replica::{Change, Transaction, ValueError};
 
 /// A value, and the revision that it is as of; `None`: the key is absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,21 +38,30 @@ pub(super) fn read(key: impl Into<Bytes>) -> RangeRequest {
 /// The transaction of a replica.
 pub(super) fn transaction(keys: &Keys, key: &str, transaction: &Transaction) -> TxnRequest {
     let key = || Bytes::copy_from_slice(key.as_bytes());
-    let changed = i64::try_from(transaction.changed).unwrap_or(i64::MAX);
-    let mut compare = vec![Compare::mod_revision(key(), CompareResult::Equal, changed)];
+    let mut compare = vec![is_unchanged(key(), transaction.changed)];
     let is_present = |row: &Row| Compare::version(keys.sign(*row), CompareResult::Greater, 0);
     compare.extend(transaction.present.iter().map(is_present));
     let is_absent = |row: &Row| Compare::version(keys.sign(*row), CompareResult::Equal, 0);
     compare.extend(transaction.absent.iter().map(is_absent));
-    let change: Option<RequestOp> = match &transaction.change {
-        Change::Put(value) => {
-            let value = Bytes::copy_from_slice(value);
-            Some(PutRequest { key: key(), value, lease: 0 }.into())
-        }
-        Change::Delete => Some(DeleteRangeRequest { key: key(), ..Default::default() }.into()),
+    let change = match &transaction.change {
+        Change::Put(value) => Some(write(key(), Some(Bytes::copy_from_slice(value)))),
+        Change::Delete => Some(write(key(), None)),
         Change::Nothing => None,
     };
     TxnRequest { compare, success: change.into_iter().collect(), failure: vec![read(key()).into()] }
+}
+
+/// Whether the last change of a key was at this revision; 0: it is absent.
+pub(super) fn is_unchanged(key: Bytes, changed: u64) -> Compare {
+    Compare::mod_revision(key, CompareResult::Equal, signed(changed))
+}
+
+/// Sets a key, or removes it.
+pub(super) fn write(key: Bytes, value: Option<Bytes>) -> RequestOp {
+    match value {
+        Some(value) => PutRequest { key, value, lease: 0 }.into(),
+        None => DeleteRangeRequest { key, ..Default::default() }.into(),
+    }
 }
 
 pub(super) fn outcome(response: &TxnResponse) -> Outcome {
@@ -115,6 +125,15 @@ pub(super) fn range_of(response: &TxnResponse) -> Option<&RangeResponse> {
 
 fn revision_of(header: Option<ResponseHeader>) -> u64 {
     header.map_or(0, |header| unsigned(header.revision))
+}
+
+pub(super) fn signed(revision: u64) -> Revision {
+    i64::try_from(revision).unwrap_or(i64::MAX)
+}
+
+/// The error for a semaphore whose value is not read.
+pub(super) fn unreadable(name: &str, error: &ValueError) -> BackendError {
+    BackendError::call(format!("semaphore {name} in etcd cannot be used: {error}"))
 }
 
 pub(super) fn unsigned(revision: i64) -> u64 {

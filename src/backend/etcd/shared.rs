@@ -1,6 +1,6 @@
 //! The engine of a process, behind its lock.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -11,6 +11,7 @@ use super::keys::Keys;
 use crate::backend::Mailbox;
 use crate::protocol::NodeId;
 use crate::protocol::liveness::Grace;
+use crate::sync::{Mutex, lock};
 
 /// What the backend, its connection and their operations share.
 pub(super) struct Shared {
@@ -53,7 +54,7 @@ impl Shared {
 
     /// Acts on the engine, then delivers what that led to, without the lock.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut Engine, Now) -> T) -> T {
-        let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut engine = lock(&self.engine);
         // Read under the lock, or time could go back.
         let now = self.clock.now();
         let done = act(&mut engine, now);
@@ -66,10 +67,10 @@ impl Shared {
     }
 
     pub(super) fn heard(&self) {
-        *self.heard_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *lock(&self.heard_at) = Some(Instant::now());
     }
 
     pub(super) fn heard_at(&self) -> Option<Instant> {
-        *self.heard_at.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.heard_at)
     }
 }

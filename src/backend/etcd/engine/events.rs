@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::Engine;
 use super::tracked::{State, Tracked};
-use super::{Engine, signed};
 use crate::backend::etcd::clock::Now;
+use crate::backend::etcd::requests::signed;
 use crate::protocol::liveness::Seen;
 use crate::protocol::replica::{Row, Value};
 
@@ -79,12 +80,17 @@ impl Engine {
         }
         self.others.handle_sign(row, seen, signed(revision), now.time);
         if seen == Seen::Alive {
-            for key in self.forgetting.stop(row) {
-                if let Some(tracked) = self.tracked.get_mut(&key) {
-                    tracked.replica.handle_back(row);
-                }
-                self.settle(&key, now);
+            self.handle_back(row, now);
+        }
+    }
+
+    /// The sign of life of a row is there again, so nothing of it is forgotten.
+    fn handle_back(&mut self, row: Row, now: Now) {
+        for key in self.forgetting.stop(row) {
+            if let Some(tracked) = self.tracked.get_mut(&key) {
+                tracked.replica.handle_back(row);
             }
+            self.settle(&key, now);
         }
     }
 
@@ -105,11 +111,7 @@ impl Engine {
         self.note_own_signs(&rows, revision, now);
         self.others.handle_listed(rows, signed(revision), now.time);
         for row in back {
-            for key in self.forgetting.stop(row) {
-                if let Some(tracked) = self.tracked.get_mut(&key) {
-                    tracked.replica.handle_back(row);
-                }
-            }
+            self.handle_back(row, now);
         }
         // Those that were kept for rows that were not alive may be of no use any more.
         let is_due = |tracked: &mut Tracked| {

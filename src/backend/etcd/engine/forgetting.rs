@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::protocol::liveness::{Cleanup, OtherRows};
-use crate::protocol::replica::{Ended, Replica};
+use crate::protocol::replica::{Ended, Replica, Row};
 
 /// What is being forgotten, and where.
 #[derive(Default)]
@@ -102,7 +102,7 @@ impl Forgetting {
     }
 
     /// Returns the keys of the semaphores in which something of this row is being forgotten, and stops that.
-    pub(super) fn stop(&mut self, row: crate::protocol::replica::Row) -> BTreeSet<Arc<str>> {
+    pub(super) fn stop(&mut self, row: Row) -> BTreeSet<Arc<str>> {
         let mut keys = BTreeSet::new();
         self.asked.retain(|ended, of| {
             let is_other = ended.row() != row;

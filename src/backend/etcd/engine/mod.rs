@@ -24,14 +24,15 @@ use self::answers::Asker;
 pub(super) use self::answers::{Deliveries, Part};
 pub(super) use self::events::Page;
 use self::forgetting::Forgetting;
-use self::replies::{answer_of, too_many_lengths, unreadable};
+use self::replies::{answer_of, too_many_lengths};
 pub(super) use self::requests::Request;
 use self::tracked::{Pending, State, Tracked};
 use super::clock::Now;
 use super::keys::Keys;
+use super::requests::{signed, unreadable};
 use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
-use crate::protocol::liveness::{self, Grace, OtherRows, OwnRows};
+use crate::protocol::liveness::{Grace, OtherRows, OwnRows};
 use crate::protocol::replica::{Event, Replica, Row};
 use crate::protocol::{NodeId, Time};
 
@@ -327,8 +328,4 @@ impl Engine {
             self.timers.insert((at, Arc::clone(key)));
         }
     }
-}
-
-fn signed(revision: u64) -> liveness::Revision {
-    i64::try_from(revision).unwrap_or(i64::MAX)
 }

@@ -52,7 +52,3 @@ pub(super) fn too_many_lengths(seconds: u32) -> BackendError {
         "lease is {seconds} s, and {most} other lengths are in use; expected at most {most} of one process"
     ))
 }
-
-pub(super) fn unreadable(name: &str, error: &replica::ValueError) -> BackendError {
-    BackendError::call(format!("semaphore {name} in etcd cannot be used: {error}"))
-}

@@ -1,12 +1,13 @@
 //! The token that stands for user and password.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use tonic::metadata::AsciiMetadataValue;
 
 use super::error::WireError;
+use crate::sync::{Mutex, lock};
 
 /// A token, as it is sent with each request.
 pub(super) type Token = AsciiMetadataValue;
@@ -27,7 +28,7 @@ struct State {
 impl Tokens {
     /// Returns the newest token. `None`: the cluster has no users, or none was requested yet.
     pub(super) fn newest(&self) -> Option<Token> {
-        self.lock().token.clone()
+        lock(&self.0).token.clone()
     }
 
     /// Returns a token that is newer than `ended`, and requests one if there is none.
@@ -41,14 +42,14 @@ impl Tokens {
         request: impl FnOnce() -> BoxFuture<'static, Result<Option<Token>, WireError>>,
     ) -> Result<Option<Token>, WireError> {
         let renewal = {
-            let mut state = self.lock();
+            let mut state = lock(&self.0);
             if state.token.as_ref() != ended {
                 return Ok(state.token.clone());
             }
             state.renewal.get_or_insert_with(|| request().shared()).clone()
         };
         let renewed = renewal.clone().await;
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if state.renewal.as_ref().is_some_and(|current| current.ptr_eq(&renewal)) {
             state.renewal = None;
             if let Ok(token) = &renewed {
@@ -56,9 +57,5 @@ impl Tokens {
             }
         }
         renewed
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
