@@ -191,7 +191,7 @@ fn a_sign_that_is_gone_is_put_again_with_a_new_lease() {
     let mut rig = Rig::registered(&[6]);
     let before = rig.sign.expect("it was put");
     rig.own.handle_sign_gone(6, before.modified - 1, at(400));
-    assert!(rig.own.is_registered(6), "an event of before");
+    assert!(rig.own.is_registered(6), "an event from before");
     rig.own.handle_sign_gone(6, before.modified + 1, at(500));
     assert!(!rig.own.is_registered(6));
     assert_eq!(rig.own.leases_from(6), Some(at(0)), "what was promised was promised");

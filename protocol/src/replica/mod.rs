@@ -293,7 +293,7 @@ impl Replica {
     }
 
     /// When the key is to be removed, µs since 1970, if nobody uses it until then: its last place has left, but it remembers
-    /// what rates and budgets count. A driver keeps the replica for so long if its process wrote the value, or if the one
+    /// what rates and budgets count. A driver keeps the replica until then if its process wrote the value, or if the one
     /// that did is dead.
     #[must_use]
     pub fn over_at(&self) -> Option<u64> {

@@ -47,7 +47,7 @@ impl OwnPlaces {
         self.now = now;
     }
 
-    /// Forgets the places that no call named for so long. Returns whether there were any.
+    /// Forgets places by how long no call has named them. Returns whether there were any.
     pub(super) fn forget_if(&mut self, is_forgotten: impl Fn(u64, Duration) -> bool) -> bool {
         let (before, now) = (self.places.len(), self.now);
         self.places.retain(|n, named_at| !is_forgotten(*n, now.since(*named_at)));

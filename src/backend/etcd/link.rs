@@ -29,7 +29,7 @@ use crate::protocol::liveness::{Action, LeaseId, RequestId, Row, Seen, Sign, Ter
 /// How long an answer may take. The member is given up then.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A watch that is silent for so long is asked for its revision.
+/// A watch that has been silent for this time is asked for its revision.
 const WATCH_ASKED: Duration = Duration::from_millis(400);
 
 /// The most signs of life, and the most semaphores, in one reading.

@@ -6,7 +6,7 @@ use crate::liveness::Revision;
 use crate::time::Time;
 
 /// Events of the watch on signs can come later than those on values, so the waiting places of a row that was never seen
-/// alive are left for so long.
+/// alive are left for this time.
 const SETTLES_IN: Duration = Duration::from_millis(500);
 
 /// An unanswered cleanup is repeated after this, and then after twice as long each time.

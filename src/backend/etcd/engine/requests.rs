@@ -14,7 +14,7 @@ use crate::protocol::replica::Transaction;
 /// The most transactions under way at a time.
 const TRANSACTIONS_MAX: usize = 64;
 
-/// A watch that was silent for so long may be of no use: then what is known is read before anything rests on it.
+/// A watch that has been silent for this time may be of no use: what is known is read again before anything rests on it.
 const WATCH_SILENT: Duration = Duration::from_secs(1);
 
 /// What is to be sent to the cluster.
