@@ -59,6 +59,12 @@ impl Snapshot {
         held.map(|place| u64::from(place.cost)).sum()
     }
 
+    /// The permits that one process has.
+    pub(super) fn held_by(&self, node: NodeId) -> u64 {
+        let held = self.places.iter().filter(|(id, place)| id.0 == node && place.ticket.is_none());
+        held.map(|(_, place)| u64::from(place.cost)).sum()
+    }
+
     /// The places that wait, and their tickets.
     pub(super) fn waiting(&self) -> impl Iterator<Item = (&Id, u64)> {
         self.places.iter().filter_map(|(id, place)| Some((id, place.ticket?)))

@@ -9,6 +9,8 @@
 //!   with its ticket: the same process had a place with this ticket, which left while it waited, or which another process
 //!   removed, even after a grant of which its own has not heard.
 //! * **heads**: of the places that waited before, the ones that now hold have lower tickets than those that still wait.
+//!   Except where a process passed on permits that it has, in a value of its own and without one more, over a place that
+//!   returned with its ticket: it may have told of that before the return. Each process may do so once to each return.
 //! * **newcomer**: a place that is new holds at once only if nobody who waited before still waits. Except one that returns
 //!   with a ticket, as above, that is lower than those of all who still wait: its value does not show the ticket any more,
 //!   so each ticket of a place that another process removed excuses one such grant.
@@ -122,6 +124,8 @@ struct Name {
     tickets: BTreeSet<(NodeId, u64)>,
     /// Those of places that another process removed, and that have not returned.
     unclaimed: BTreeSet<(NodeId, u64)>,
+    /// The places that returned and wait, and the processes that passed permits on over them since.
+    back: BTreeMap<Id, BTreeSet<NodeId>>,
 }
 
 #[derive(Default)]
@@ -165,7 +169,7 @@ impl Judge {
             self.report(Rule::Cap, format!("{name}: {} held, limit {limit}", after.held()));
         }
         self.check_removed(name, of, before, value);
-        self.check_stayed(name, before, after);
+        self.check_stayed(name, of, before, after);
         self.check_added(name, of, was.as_ref(), after);
         let head = after.waiting().min_by_key(|(_, ticket)| *ticket).map(|(id, _)| id);
         let head = head.map(|id| u64::from(after.places[id].cost));
@@ -248,18 +252,29 @@ impl Judge {
             .then(|| format!("its sign was there {elapsed} µs before; the grace is {grace:?}"))
     }
 
-    fn check_stayed(&mut self, name: &str, before: &Snapshot, after: &Snapshot) {
+    fn check_stayed(&mut self, name: &str, of: &mut Name, before: &Snapshot, after: &Snapshot) {
         let still = before.waiting().filter(|(id, _)| after.ticket(id).is_some());
-        let first = still.min_by_key(|(_, ticket)| *ticket);
+        let still: BTreeMap<Id, u64> = still.map(|(id, ticket)| (*id, ticket)).collect();
+        of.back.retain(|id, _| still.contains_key(id));
+        let passes_on = |node: NodeId| {
+            after.writer == Some(node) && after.held_by(node) <= before.held_by(node)
+        };
+        let mut passed = BTreeSet::new();
         for (id, was) in &before.places {
             let Some(is) = after.places.get(id) else { continue };
             match (was.ticket, is.ticket) {
                 (Some(ticket), None) => {
                     self.report.granted += 1;
-                    if let Some((other, earlier)) = first.filter(|(_, first)| *first < ticket) {
+                    for (other, earlier) in still.iter().filter(|(_, earlier)| **earlier < ticket) {
+                        let is_back = of.back.get(other).is_some_and(|by| !by.contains(&id.0));
+                        if is_back && passes_on(id.0) {
+                            passed.insert((*other, id.0));
+                            continue;
+                        }
                         let what =
                             format!("{name}: {id:?} of {ticket} before {other:?} of {earlier}");
                         self.report(Rule::Heads, what);
+                        break;
                     }
                 }
                 (was, is) if was != is => {
@@ -267,6 +282,9 @@ impl Judge {
                 }
                 _ => {}
             }
+        }
+        for (other, by) in passed {
+            of.back.entry(other).or_default().insert(by);
         }
     }
 
@@ -296,6 +314,9 @@ impl Judge {
                 of.unclaimed.remove(&(id.0, ticket));
                 let is_old = of.tickets.remove(&(id.0, ticket));
                 self.report.returned += usize::from(is_old);
+                if is_old {
+                    of.back.insert(*id, BTreeSet::new());
+                }
                 if !is_old && last.is_some_and(|last| ticket <= last) {
                     let what = format!("{name}: {id:?} joins with {ticket}, the last is {last:?}");
                     self.report(Rule::Tail, what);

@@ -228,6 +228,35 @@ fn a_grant_out_of_turn_is_found() {
 }
 
 #[test]
+fn a_permit_that_is_passed_on_over_a_return_is_excused_once() {
+    let returned = || {
+        let mut history = History::queue();
+        history.sign(B, 0);
+        history.put_as(C, false, &[held(A, 1), waits(C, 1, 11), waits(C, 2, 12)]);
+        history.put(A, &[held(C, 1), waits(C, 2, 12)]);
+        history.sign(B, 1);
+        history.put(B, &[held(C, 1), waits(B, 2, 10), waits(C, 2, 12)]);
+        history
+    };
+    let mut history = returned();
+    history.put(C, &[held(C, 2), waits(B, 2, 10)]);
+    history.put(C, &[held(C, 2), waits(B, 2, 10), waits(C, 3, 13)]);
+    history.is_clean();
+    history.put(C, &[held(C, 3), waits(B, 2, 10)]);
+    history.breaks(Rule::Heads);
+    // Another process has nothing to pass on.
+    let mut history = returned();
+    history.put_as(C, false, &[waits(B, 2, 10), waits(C, 2, 12)]);
+    history.put(A, &[held(C, 2), waits(B, 2, 10)]);
+    history.breaks(Rule::Heads);
+    // A place that did not return is passed by nobody.
+    let mut history = History::new();
+    history.put(C, &[held(C, 1), waits(B, 1, 10), waits(C, 2, 11)]);
+    history.put(C, &[held(C, 2), waits(B, 1, 10)]);
+    history.breaks(Rule::Heads);
+}
+
+#[test]
 fn a_newcomer_that_passes_the_queue_is_found() {
     let mut history = History::queue();
     history.put(A, &[held(A, 2), waits(B, 1, 10), waits(C, 1, 11)]);
