@@ -19,7 +19,9 @@
 //!   clean: no fault of its gateway, link or Redis from its sending to its turn, nor in the [`SETTLE`] before. (A
 //!   process that loses its subscription can be passed over; a wipe loses the queue; a frozen Redis reads its sockets
 //!   in any order.) `SCRIPT FLUSH` is no excuse, nor are faults of other gateways. Gateways that pass permits on may
-//!   pass a request by for [`REUSE`], so compared requests are sent that much further apart.
+//!   pass a request by for [`REUSE`], so compared requests are sent that much further apart. Those that arrive while some
+//!   processes know of a new pause pass nobody by: a gateway that knows of it starts no request, although its permit was
+//!   granted before.
 //! * **idle**: a clean request waits while, for [`IDLE`] without interruption, its key has free permits, is not paused,
 //!   fewer have started than its rate allows, and the last grant was so long ago that its budget has enough for any.
 //! * **rate**: within a window, no more start than the rate allows. Starts are those that Redis counted, by its clock; and
@@ -434,10 +436,12 @@ impl Check<'_> {
         let reuse = if self.run.rules.reuse > 0 { REUSE } else { 0 };
         let mut requests: Vec<_> = self.of_key(key, of).collect();
         requests.sort_by_key(|(_, request)| request.sent);
+        let pausing = self.run.pausing(key);
+        let is_pausing = |at: &At| pausing.iter().any(|(from, to)| (*from..*to).contains(at));
         // The earliest arrival of this one and of all that were sent later, and which request it was.
         let mut earliest = vec![(At::MAX, 0); requests.len() + 1];
         for (i, (number, request)) in requests.iter().enumerate().rev() {
-            let own = (request.came().unwrap_or(At::MAX), *number);
+            let own = (request.came().filter(|at| !is_pausing(at)).unwrap_or(At::MAX), *number);
             earliest[i] = earliest[i + 1].min(own);
         }
         let (mut compared, mut flags) = (0, Vec::new());

@@ -290,6 +290,20 @@ fn where_permits_are_passed_on_a_request_is_passed_by_for_a_moment_and_no_longer
 }
 
 #[test]
+fn a_request_may_be_passed_over_while_a_pause_becomes_known() {
+    // The one that passes it by arrives at 4.8 s.
+    let plant = |run: &mut Run, asked: At| {
+        passed_over(run);
+        let asks = first(run, 0, asked);
+        let came = asks.stays[0].from;
+        asks.later = true;
+        asks.head = Some((came + 191 * MS, 429));
+    };
+    excused(|run| plant(run, 4600 * MS));
+    found("order", |run| plant(run, 4200 * MS));
+}
+
+#[test]
 fn what_befalls_others_excuses_nobody_who_is_passed_over() {
     found("order", |run| {
         let gateway = passed_over(run).gateway;

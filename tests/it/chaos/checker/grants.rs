@@ -123,13 +123,23 @@ impl Run {
         let recorded = self.pauses.iter().filter(|pause| pause.key == key);
         let recorded = recorded.map(|pause| (pause.written, pause.ends + MESSAGE));
         // Each process pauses itself, whether this is recorded or not.
-        let asked = self.requests.iter().filter(|request| request.key == key && request.later);
-        let asked = asked.filter_map(|request| {
+        let most = self.rules.max_pause + SLACK + MESSAGE;
+        recorded.chain(self.asked(key).map(|(from, to)| (from, to + most))).collect()
+    }
+
+    /// Returns the times in which some processes may know of a new pause, and others not.
+    pub(super) fn pausing(&self, key: usize) -> Vec<(At, At)> {
+        let known = |to| to + MESSAGE + self.stalled(to, to + MESSAGE);
+        self.asked(key).map(|(from, to)| (from, known(to))).collect()
+    }
+
+    /// Returns the times in which the upstream asked for a pause: from its response to when that was passed on.
+    fn asked(&self, key: usize) -> impl Iterator<Item = (At, At)> {
+        let asked = self.requests.iter().filter(move |request| request.key == key && request.later);
+        asked.filter_map(|request| {
             let from = request.stays.first()?.to?;
-            let to = request.head.map_or(from, |(at, _)| at.max(from));
-            Some((from, to + self.rules.max_pause + SLACK + MESSAGE))
-        });
-        recorded.chain(asked).collect()
+            Some((from, request.head.map_or(from, |(at, _)| at.max(from))))
+        })
     }
 
     /// Returns the times in which no permit may be granted to these, although some are free.
