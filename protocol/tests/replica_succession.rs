@@ -276,3 +276,52 @@ fn what_differs_in_lease_or_cost_waits_for_the_transaction() {
     two.commit(NODE);
     assert_eq!(two.granted(NODE), [2]);
 }
+
+#[test]
+fn what_nobody_misses_yet_may_wait() {
+    let mut two = Two::with(&[(NODE, 1), (NODE, 2), (NODE, 3), (OTHER, 4)]);
+    assert!(!two.of(NODE).may_wait(), "there is nothing to write");
+    two.call(NODE, acquire(place(NODE, 5), 10_000));
+    assert!(two.of(NODE).may_wait(), "its process has its turn before");
+    two.release(NODE, 1);
+    two.release(NODE, 2);
+    assert!(two.of(NODE).may_wait(), "the third has the permit");
+    let leaving = vec![place(NODE, 3)];
+    let ids = [place(NODE, 6)].into();
+    two.call(NODE, Op::Acquire { leaving, lease_ms: 10_000, max_queue: Some(1000), ids });
+    assert!(!two.of(NODE).may_wait(), "another process is next");
+    two.commit(NODE);
+    assert_eq!(two.places(), (vec![4], vec![5, 6]), "one transaction wrote all");
+}
+
+#[test]
+fn what_others_or_the_caller_wait_for_is_written_at_once() {
+    let behind_its_own = || Two::with(&[(OTHER, 1), (NODE, 2), (NODE, 3)]);
+    let join = |max_queue, claim| {
+        let ids = [PlaceId { claim, ..place(NODE, 9) }].into();
+        Op::Acquire { leaving: vec![], lease_ms: 10_000, max_queue, ids }
+    };
+    let ids = || [place(NODE, 3)].into();
+    for (op, may_wait) in [
+        (join(Some(5), None), true),
+        (join(Some(0), None), false),
+        (join(None, None), false),
+        (join(Some(5), Some(Claim::without_tenant().with_cost(2))), false),
+        (Op::Release { ids: ids() }, false),
+        (Op::Renew { lease_ms: 10_000, ids: ids() }, false),
+        (Op::Audit { most: 9 }, false),
+    ] {
+        let (mut two, text) = (behind_its_own(), format!("{op:?}"));
+        two.call(NODE, op.clone());
+        assert_eq!(two.of(NODE).may_wait(), may_wait, "{text}");
+        // It is the same beside one that may.
+        two.call(NODE, join(Some(5), None));
+        assert_eq!(two.of(NODE).may_wait(), may_wait, "{text}");
+    }
+    // No place of its process waits there.
+    let mut two = Two::with(&[(NODE, 1), (OTHER, 2)]);
+    two.call(NODE, join(Some(5), None));
+    assert!(!two.of(NODE).may_wait());
+    two.release(NODE, 1);
+    assert!(!two.of(NODE).may_wait());
+}

@@ -15,6 +15,8 @@ pub(super) struct Pending {
     pub(super) call: Call,
     /// A transaction with it had an unknown outcome: it may have been carried out.
     pub(super) in_doubt: bool,
+    /// It may wait for others; see [`Replica::may_wait`](super::Replica::may_wait).
+    pub(super) is_patient: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -22,7 +24,20 @@ pub(super) struct Calls(VecDeque<Pending>);
 
 impl Calls {
     pub(super) fn push(&mut self, id: u64, call: Call) {
-        self.0.push_back(Pending { id, call, in_doubt: false });
+        self.0.push_back(Pending { id, call, in_doubt: false, is_patient: false });
+    }
+
+    pub(super) fn last_mut(&mut self) -> Option<&mut Pending> {
+        self.0.back_mut()
+    }
+
+    pub(super) fn all_may_wait(&self) -> bool {
+        self.0.iter().all(|pending| pending.is_patient)
+    }
+
+    /// Whether a call asks for further permits.
+    pub(super) fn any_joins(&self) -> bool {
+        self.0.iter().any(|pending| matches!(&pending.call.op, Op::Acquire { .. }))
     }
 
     pub(super) fn is_empty(&self) -> bool {

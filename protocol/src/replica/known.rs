@@ -39,6 +39,8 @@ pub(super) struct Read {
 pub(super) struct View {
     /// Its places in the order of their numbers, with their lease ends and the tickets of those that wait.
     pub(super) own: Vec<(PlaceId, u64, Option<u64>)>,
+    /// Whether a place of this process waits in the order of arrival.
+    pub(super) queues: bool,
     /// Whether places of other processes wait.
     pub(super) others_wait: bool,
     /// Its places that are the first of the queue, in order, with their lease ends. Empty where lines of tenants decide.
@@ -105,6 +107,7 @@ impl View {
         let mut view = Self::default();
         for (id, lease_end, ticket) in ledger.places() {
             if id.node == node {
+                view.queues |= ticket.is_some() && id.claim.is_none();
                 view.own.push((id, lease_end, ticket));
             } else {
                 view.others_wait |= ticket.is_some();

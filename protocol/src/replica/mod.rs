@@ -53,6 +53,7 @@
 //! ```
 
 mod calls;
+mod company;
 mod event;
 mod known;
 mod own_places;
@@ -158,6 +159,7 @@ impl Replica {
         self.succession.handle_limit(call.limit);
         self.calls.push(id, call);
         self.succeed();
+        self.note_patience();
         self.refuse_if_stopped();
     }
 

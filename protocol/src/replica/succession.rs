@@ -60,6 +60,16 @@ impl Succession {
         self.permits.iter().any(|permit| permit.chain.len() > 1 && permit.last().n == n)
     }
 
+    /// Whether a place has had a permit that others of this process have had, too, since it was written.
+    pub(super) fn has_passed_on(&self, n: u64) -> bool {
+        self.permits.iter().any(|permit| permit.chain.len() > 1 && permit.has(n))
+    }
+
+    /// Whether each permit that was released went to another place, which has it still.
+    pub(super) fn all_are_in_use(&self, own: &OwnPlaces) -> bool {
+        self.permits.iter().all(|permit| own.has(permit.last().n))
+    }
+
     pub(super) const fn handle_limit(&mut self, limit: u32) {
         self.limit = limit;
     }

@@ -166,7 +166,7 @@ impl Engine {
         self.in_flight = 0;
         for tracked in self.tracked.values_mut() {
             tracked.replica.handle_dropped();
-            (tracked.state, tracked.wakes_at) = (State::Idle, None);
+            (tracked.state, tracked.wakes_at, tracked.gathers_since) = (State::Idle, None, None);
             for pending in tracked.pending.drain(..) {
                 // Those behind the first of a batch come too late, and do nothing.
                 _ = pending.asker.batch.send(Err(error.clone()));
@@ -265,7 +265,7 @@ impl Engine {
     fn settle(&mut self, key: &Arc<str>, now: Now) {
         self.hear(key, now);
         if let Some(tracked) = self.tracked.get_mut(key)
-            && matches!(tracked.state, State::Idle)
+            && matches!(tracked.state, State::Idle | State::Gathers)
             && self.connection.is_some()
         {
             tracked.state = State::Queued;

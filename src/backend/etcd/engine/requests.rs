@@ -93,6 +93,11 @@ impl Engine {
                 self.wake(&key, pause, now);
                 continue;
             }
+            if let Some(pause) = tracked.gather(self.round_trip, now.time) {
+                tracked.state = State::Gathers;
+                self.wake(&key, pause, now);
+                continue;
+            }
             tracked.state = State::Idle;
             if self.watch_heard_at.is_some_and(|at| now.time < at + WATCH_SILENT)
                 && tracked.is_recent(&self.own, now.time)
@@ -135,7 +140,9 @@ impl Engine {
                     State::Paused(until) if now.time < until => {
                         self.wake(&key, until.since(now.time), now);
                     }
-                    State::Paused(_) | State::Defers => tracked.state = State::Idle,
+                    State::Paused(_) | State::Defers | State::Gathers => {
+                        tracked.state = State::Idle
+                    }
                     _ => {}
                 }
                 self.settle(&key, now);

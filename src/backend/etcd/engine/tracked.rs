@@ -21,6 +21,11 @@ const LOSSES_AT_ONCE: u32 = 16;
 const LOSS_PAUSE_MIN: Duration = Duration::from_millis(1);
 const LOSS_PAUSE_MAX: Duration = Duration::from_millis(16);
 
+/// Calls that nobody misses yet wait for others for so many round trips, and for how long at most. It is to be longer than
+/// the turns of some other processes.
+const GATHERS: u32 = 4;
+const GATHERS_MAX: Duration = Duration::from_millis(20);
+
 /// What was seen so long ago is read again, in case the watch lost an event.
 const SEEN_MAX: Duration = Duration::from_secs(30);
 
@@ -37,8 +42,10 @@ pub(super) struct Tracked {
     pub(super) seen: Option<(Time, u64)>,
     /// The revision of the newest value whose rows were noted.
     pub(super) noted: u64,
-    /// Transactions that did not succeed since one did: how many were refused, and how many were too late.
     pub(super) deference: Deference,
+    /// Since when calls wait for others to be written with.
+    pub(super) gathers_since: Option<Time>,
+    /// Transactions that did not succeed since one did: how many were refused, and how many were too late.
     failures: u32,
     losses: u32,
     /// Why calls are refused.
@@ -66,6 +73,8 @@ pub(super) enum State {
     Paused(Time),
     /// Other processes go first.
     Defers,
+    /// Further calls are to go with those that there are.
+    Gathers,
     /// The last one has no outcome yet.
     InFlight(Flight),
 }
@@ -105,6 +114,7 @@ impl Tracked {
             seen: None,
             noted: 0,
             deference: Deference::default(),
+            gathers_since: None,
             failures: 0,
             losses: 0,
             error: None,
@@ -135,8 +145,18 @@ impl Tracked {
         now < at + SEEN_MAX && !self.replica.asks_for_waiting() && self.pending.iter().all(is_since)
     }
 
+    /// For how long calls wait for others, so that one transaction writes them all.
+    pub(super) fn gather(&mut self, round_trip: Duration, now: Time) -> Option<Duration> {
+        if !self.replica.may_wait() {
+            return None;
+        }
+        let until =
+            *self.gathers_since.get_or_insert(now) + (round_trip * GATHERS).min(GATHERS_MAX);
+        (now < until).then(|| until.since(now))
+    }
+
     pub(super) fn handle_success(&mut self) {
-        (self.failures, self.losses) = (0, 0);
+        (self.failures, self.losses, self.gathers_since) = (0, 0, None);
     }
 
     /// A transaction failed, or its outcome is unknown. Returns for how long to pause.
@@ -152,5 +172,58 @@ impl Tracked {
         let Some(more) = self.losses.checked_sub(LOSSES_AT_ONCE) else { return Duration::ZERO };
         let longest = (LOSS_PAUSE_MIN * (1 << more.min(8))).min(LOSS_PAUSE_MAX);
         longest.mul_f64(random)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Call, NodeId, Op, PlaceId};
+
+    const ROUND_TRIP: Duration = Duration::from_millis(2);
+
+    fn at(ms: u64) -> Time {
+        Time::since_epoch(Duration::from_millis(1000 + ms))
+    }
+
+    /// One place holds, and these wait.
+    fn with_waiting(waiting: u64) -> Tracked {
+        let mut replica = Replica::new(NodeId::new(1), Duration::from_secs(2));
+        for n in 0..=waiting {
+            join(&mut replica, n);
+            replica.poll_transaction(at(0), 1_795_169_853_126_543).unwrap();
+            replica.handle_committed(n + 1);
+        }
+        Tracked::new("x".into(), replica)
+    }
+
+    fn join(replica: &mut Replica, n: u64) {
+        let id = PlaceId { node: NodeId::new(1), poll_only: false, n, bound: None, claim: None };
+        let op =
+            Op::Acquire { leaving: vec![], lease_ms: 2000, max_queue: Some(100), ids: [id].into() };
+        replica.handle_call(n, Call { limit: 1, ..Call::of(op) });
+    }
+
+    #[test]
+    fn calls_wait_for_others_once_and_for_some_round_trips() {
+        let mut tracked = with_waiting(1);
+        assert_eq!(tracked.gather(ROUND_TRIP, at(0)), None, "there are none");
+        join(&mut tracked.replica, 2);
+        assert_eq!(tracked.gather(ROUND_TRIP, at(10)), Some(Duration::from_millis(8)));
+        join(&mut tracked.replica, 3);
+        assert_eq!(tracked.gather(ROUND_TRIP, at(15)), Some(Duration::from_millis(3)));
+        assert_eq!(tracked.gather(ROUND_TRIP, at(18)), None);
+        tracked.handle_loss(0.5);
+        assert_eq!(tracked.gather(ROUND_TRIP, at(19)), None, "they have waited");
+        tracked.handle_success();
+        let far = Duration::from_millis(80);
+        assert_eq!(tracked.gather(far, at(20)), Some(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn the_first_that_waits_is_written_at_once() {
+        let mut tracked = with_waiting(0);
+        join(&mut tracked.replica, 1);
+        assert_eq!(tracked.gather(ROUND_TRIP, at(0)), None);
     }
 }
