@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
+use futures_util::future::join_all;
 use tower_semaphore::backend::EtcdBackend;
 use tower_semaphore::operate::Cursor;
 use tower_semaphore::{AcquireError, OnUnavailable, Policy, Semaphore};
@@ -146,6 +148,28 @@ async fn a_member_that_restarts_forgets_nothing() {
 }
 
 #[tokio::test]
+async fn changes_of_many_names_are_written_together() {
+    let etcd = TestEtcd::start();
+    let (semaphore, names) = (etcd.semaphore(), 0..200);
+    drop(semaphore.acquire("x", &policy(1)).await.unwrap());
+    let set = |n: u32| Box::pin(semaphore.set_limit(format!("n{n}"), n));
+    let mut changes: Vec<_> = names.map(set).collect();
+    // All are asked for, and the one that writes for the others leaves.
+    for change in &mut changes {
+        assert!(change.now_or_never().is_none());
+    }
+    drop(changes.remove(0));
+    for result in join_all(changes).await {
+        result.unwrap();
+    }
+    let overrides = semaphore.overrides().await.unwrap();
+    assert!(overrides.len() >= 199, "{overrides:?}");
+    let fields = etcd.ctl(&["get", "semaphore/o", "-w", "fields"]);
+    let version = fields.lines().find_map(|line| line.strip_prefix("\"Version\" : ")).unwrap();
+    assert!(version.parse::<u32>().unwrap() <= 4, "{version} writes");
+}
+
+#[tokio::test]
 async fn a_full_database_is_an_outage() {
     let etcd = TestEtcd::start_with(&["--quota-backend-bytes=2000000"]);
     let semaphore = etcd.semaphore();
@@ -244,7 +268,7 @@ async fn a_long_queue_is_written_at_a_pace() {
     let mut joined = 0;
     while size() - before < 2_000_000.0 {
         let all = (0..16).map(|_| other.acquire("x", &briefly));
-        joined += futures_util::future::join_all(all).await.len();
+        joined += join_all(all).await.len();
         assert!(joined < 100_000 && began.elapsed() < Duration::from_secs(30));
     }
     let (bytes, took) = (size() - before, began.elapsed());

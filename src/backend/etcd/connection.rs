@@ -38,7 +38,8 @@ impl EtcdConnection {
         server: ServerInfo,
         link: Link,
     ) -> Self {
-        let questions = Questions { client, keys: shared.keys.clone(), order: Arc::default() };
+        let (keys, order) = (shared.keys.clone(), Arc::default());
+        let questions = Questions { client, keys, order, changes: Arc::default() };
         Self { shared: Arc::clone(shared), questions, number, server, link: Mutex::new(Some(link)) }
     }
 }

@@ -10,6 +10,7 @@
 //! its signs of life, and those of others. A [`link`] is one connection in use. The [`wire`] speaks etcd's protocol.
 
 mod builder;
+mod changes;
 mod clock;
 mod connection;
 mod engine;

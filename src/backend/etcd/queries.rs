@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::Mutex;
 
+use super::changes::Changes;
 use super::clock::wall;
 use super::keys::{Folder, Keys};
 use super::link::behind;
@@ -34,6 +35,7 @@ pub(super) struct Questions {
     pub(super) keys: Keys,
     /// Of several messages, the first is sent first.
     pub(super) order: Arc<Mutex<()>>,
+    pub(super) changes: Arc<Changes>,
 }
 
 impl Questions {
@@ -78,21 +80,7 @@ impl Questions {
         name: Arc<str>,
         change: Change,
     ) -> Result<(), QueryError> {
-        for _ in 0..TRIES_MAX {
-            let (before, changed) = self.read_overrides().await?;
-            let mut after = before.clone();
-            if !after.change(&name, change.clone(), wall() / 1000) {
-                return Err(QueryError::Failed(Overrides::too_many(&name)));
-            }
-            if after == before {
-                return Ok(());
-            }
-            let value = overrides::encode(&after);
-            if self.swap(self.keys.overrides(), changed, value).await? {
-                return Ok(());
-            }
-        }
-        Err(contended())
+        self.changes.ask(&self, name, change).await
     }
 
     pub(super) async fn revoke(
@@ -112,7 +100,7 @@ impl Questions {
             }
             // This process may not know the limit.
             (value.time, value.writer, value.is_promoted) = (time, by, false);
-            let bytes = (!value.ledger.is_empty()).then(|| value.encode());
+            let bytes = (!value.ledger.is_empty()).then(|| value.encode().into());
             if self.swap(Bytes::copy_from_slice(key.as_bytes()), changed, bytes).await? {
                 return Ok(left);
             }
@@ -149,7 +137,7 @@ impl Questions {
         Ok(Read { value, changed: revision })
     }
 
-    async fn read_overrides(&self) -> Result<(Overrides, u64), QueryError> {
+    pub(super) async fn read_overrides(&self) -> Result<(Overrides, u64), QueryError> {
         let response = self.client.range(requests::read(self.keys.overrides())).await?;
         match requests::stored(&response) {
             Stored { revision, value: Some(value) } => {
@@ -160,14 +148,14 @@ impl Questions {
     }
 
     /// Sets or removes a key whose last change was at this revision; 0: it is absent. Returns whether it was.
-    async fn swap(
+    pub(super) async fn swap(
         &self,
         key: Bytes,
         changed: u64,
-        value: Option<Vec<u8>>,
+        value: Option<Bytes>,
     ) -> Result<bool, QueryError> {
         let compare = vec![requests::is_unchanged(key.clone(), changed)];
-        let success = vec![requests::write(key, value.map(Bytes::from))];
+        let success = vec![requests::write(key, value)];
         let request = TxnRequest { compare, success, failure: Vec::new() };
         Ok(self.client.txn(request).await?.succeeded)
     }
@@ -194,7 +182,7 @@ fn name_at(position: &str) -> Option<String> {
     crate::Name::from_stored(&name).map(|name| name.as_str().to_owned())
 }
 
-fn contended() -> QueryError {
+pub(super) fn contended() -> QueryError {
     QueryError::Failed(BackendError::call(
         "other processes changed the same key all the time; try again",
     ))
