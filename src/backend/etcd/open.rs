@@ -18,6 +18,9 @@ use crate::sync::lock;
 const OLDEST: [u32; 3] = [3, 4, 0];
 const MENDED: [[u32; 3]; 2] = [[3, 4, 22], [3, 5, 6]];
 
+const NO_SPACE: &str =
+    "no space left; compact, defragment, and disarm the alarm, or raise the quota";
+
 /// Which data the last connection found.
 #[derive(Debug, Default)]
 pub(super) struct Data {
@@ -56,9 +59,9 @@ impl EtcdBackend {
             return Err(BackendError::connection("no process uses this backend"));
         };
         let whom = format!("etcd at {endpoint}");
-        let by = Instant::now() + self.connect_timeout;
         let late = || BackendError::connection(format!("{whom} did not answer in time"));
         let (client, mut driver) = Client::open(endpoint, &self.settings).await?;
+        let by = Instant::now() + self.connect_timeout;
         let reading = async {
             let status = client.status().await?;
             Ok::<_, BackendError>((status, signs(&client, &self.keys).await?))
@@ -109,17 +112,18 @@ fn check(whom: &str, status: &StatusResponse) -> Result<(), BackendError> {
     if status.leader == 0 {
         return unusable("is not in touch with a leader".to_owned());
     }
-    if status.errors.iter().any(|error| error.contains("NOSPACE")) {
-        return unusable(
-            "has no space left; compact, defragment, and disarm the alarm, or raise the quota"
-                .to_owned(),
-        );
+    if is_full(status) {
+        return unusable(format!("has {NO_SPACE}"));
     }
     Ok(())
 }
 
+fn is_full(status: &StatusResponse) -> bool {
+    status.errors.iter().any(|error| error.contains("NOSPACE"))
+}
+
 /// What its operator should know.
-fn warning(status: &StatusResponse) -> Option<String> {
+pub(super) fn warning(status: &StatusResponse) -> Option<String> {
     let StatusResponse { version, db_size, db_size_quota, .. } = status;
     let parsed = parse(version).unwrap_or([u32::MAX; 3]);
     let is_mended = |mended: &[u32; 3]| parsed[..2] != mended[..2] || parsed >= *mended;
@@ -128,6 +132,10 @@ fn warning(status: &StatusResponse) -> Option<String> {
             "etcd has version {version}, which can lose data; expected 3.4.22, 3.5.6 or later"
         ));
     }
+    if is_full(status) {
+        return Some(format!("etcd has {NO_SPACE}"));
+    }
+    // Versions before 3.6 do not tell it.
     if *db_size_quota > 0 && *db_size > *db_size_quota / 2 {
         return Some(format!(
             "etcd uses {db_size} of {db_size_quota} bytes; at the quota it refuses every write, so compact and \

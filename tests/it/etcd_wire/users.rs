@@ -1,14 +1,22 @@
 //! Users, passwords and rights.
 
+use std::time::Duration;
+
+use futures_util::future::join_all;
 use tower_semaphore::backend::etcd_wire::{Reason, WatchMessage};
+use tower_semaphore::{Policy, Semaphore};
 
 use super::watches::from;
 use super::{Connection, open, put, range, read, soon, try_open, write};
 use crate::support::etcd::TestEtcd;
+use crate::support::faulty_proxy::Proxy as FaultyProxy;
+use crate::support::{eventually, eventually_or};
 
 const ROOT: &str = "--user=root:rootpw";
 
 const PASSWORDS_CHECKED: &str = "grpc_server_started_total{grpc_method=\"Authenticate\",grpc_service=\"etcdserverpb.Auth\",grpc_type=\"unary\"}";
+
+const STATUS_ASKED: &str = "grpc_server_started_total{grpc_method=\"Status\",grpc_service=\"etcdserverpb.Maintenance\",grpc_type=\"unary\"}";
 
 /// With a user `app` that has rights below `s/`, and one that has none.
 fn with_users(etcd: &TestEtcd) {
@@ -103,7 +111,7 @@ async fn a_token_that_ended_is_renewed_once_for_all() {
     let checked = || etcd.metric(PASSWORDS_CHECKED);
     let before = checked();
     let calls = (0..8).map(|_| client.range(range("s/a")));
-    let answers = soon(futures_util::future::join_all(calls)).await;
+    let answers = soon(join_all(calls)).await;
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
     assert_eq!(checked() - before, 1.0);
     writes(&client, "2").await;
@@ -124,4 +132,42 @@ async fn users_may_be_enabled_later() {
     writes(&client, "1").await;
     with_users(&etcd);
     writes(&client, "2").await;
+}
+
+/// A check of a password takes etcd a tenth of a second, and it makes one after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fleet_that_connects_at_once_is_let_in() {
+    const FLEET: u8 = 40;
+    let etcd = TestEtcd::start();
+    with_users(&etcd);
+    let proxy = FaultyProxy::start(etcd.client_port()).await;
+    let before = etcd.metric(PASSWORDS_CHECKED);
+    let url = format!("etcd://app:hunt%40er2@{}/s", proxy.address());
+    let fleet: Vec<_> = (0..FLEET).map(|_| Semaphore::etcd(url.as_str()).unwrap()).collect();
+    let policy = Policy::builder(100).wait_timeout(Duration::from_secs(30)).build().unwrap();
+    let served = async || {
+        let acquires = fleet.iter().map(|process| process.acquire("x", &policy));
+        let refused: Vec<_> =
+            join_all(acquires).await.into_iter().filter_map(Result::err).collect();
+        if refused.is_empty() { Ok(()) } else { Err(refused) }
+    };
+    eventually_or("all are served", &served).await;
+    assert_eq!(etcd.metric(PASSWORDS_CHECKED) - before, f64::from(FLEET));
+    // Nor is any checked when they come again.
+    proxy.cut();
+    eventually_or("all are served again", &served).await;
+    assert_eq!(etcd.metric(PASSWORDS_CHECKED) - before, f64::from(FLEET));
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_not_checked_again_and_again() {
+    let etcd = TestEtcd::start();
+    with_users(&etcd);
+    let before = etcd.metric(PASSWORDS_CHECKED);
+    let process = Semaphore::etcd(&format!("{}/s", url(&etcd, "app:wrong"))).unwrap();
+    let policy = Policy::builder(1).build().unwrap();
+    let Err(error) = process.acquire("x", &policy).await else { panic!("it was let in") };
+    assert!(format!("{error:?}").contains("authentication failed"), "{error:?}");
+    eventually("it has come often", async || etcd.metric(STATUS_ASKED) >= 12.0).await;
+    assert!(etcd.metric(PASSWORDS_CHECKED) - before <= 2.0);
 }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use http::Uri;
 use http::uri::PathAndQuery;
@@ -36,6 +38,9 @@ use crate::error::BackendError;
 /// transaction and a fragment of a watch are smaller by far; ranges are read in pages.
 const MESSAGE_MAX: usize = 16 * 1024 * 1024;
 
+/// How long the check of a password may take: etcd checks one after the other.
+const PASSWORD_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// A connection to a member of a cluster. Clones share it; it closes, and its streams end, when the last of them is
 /// dropped.
 ///
@@ -49,8 +54,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens a connection to a member, and checks the password if there is one. Whether the server is etcd shows with
-    /// the first call.
+    /// Opens a connection to a member, with a token for user and password if there is none yet. Whether the server is etcd
+    /// shows with the first call.
     ///
     /// # Cancel safety
     ///
@@ -64,15 +69,34 @@ impl Client {
         settings: &Settings,
     ) -> Result<(Self, Driver), BackendError> {
         let whom = format!("etcd at {endpoint}");
-        let opened = timeout(settings.connect_timeout, Self::open_in_any_time(endpoint, settings));
-        opened.await.unwrap_or_else(|elapsed| Err(error::not_in_time(&whom, elapsed)))
+        let in_time = |elapsed| error::not_in_time(&whom, elapsed);
+        let dialed = timeout(settings.connect_timeout, Self::dial(endpoint, settings));
+        let (client, mut driver) = dialed.await.map_err(in_time)??;
+        if client.credentials.is_some() {
+            let unusable = |error: WireError| {
+                let text = format!("{whom} could not be used: {error}");
+                Err(BackendError::connection(text).with_source(error))
+            };
+            // Many may wait for the checks of their passwords, so a member that serves nobody is found out before.
+            let status = timeout(settings.connect_timeout, driver.until(client.status()));
+            match status.await.map_err(in_time)? {
+                Err(error) if error.reason() == Reason::Disconnected => return unusable(error),
+                _ => {}
+            }
+            let let_in = timeout(PASSWORD_TIMEOUT, driver.until(client.range(anything())));
+            match let_in.await.map_err(in_time)? {
+                Err(error) if error.reason() != Reason::PermissionDenied => return unusable(error),
+                _ => {}
+            }
+        }
+        Ok((client, driver))
     }
 
-    async fn open_in_any_time(
+    async fn dial(
         endpoint: &Endpoint,
         settings: &Settings,
     ) -> Result<(Self, Driver), BackendError> {
-        let (sender, mut driver) = dial(endpoint, settings.tls.as_ref()).await?;
+        let (sender, driver) = dial(endpoint, settings.tls.as_ref()).await?;
         let scheme = if settings.tls.is_some() { "https" } else { "http" };
         let origin = Uri::builder().scheme(scheme).authority(endpoint.to_string());
         let origin = origin
@@ -81,12 +105,7 @@ impl Client {
             .map_err(|error| BackendError::connection(format!("address is {endpoint}: {error}")))?;
         let grpc = Grpc::with_origin(Http(sender), origin).max_decoding_message_size(MESSAGE_MAX);
         let credentials = settings.credentials.clone().map(Arc::new);
-        let client = Self { grpc, tokens: Arc::default(), credentials };
-        driver.until(client.authenticate(None)).await.map_err(|error| {
-            let text = format!("etcd at {endpoint} could not be used: {error}");
-            BackendError::connection(text).with_source(error)
-        })?;
-        Ok((client, driver))
+        Ok((Self { grpc, tokens: Arc::clone(&settings.tokens), credentials }, driver))
     }
 
     /// Reads keys.
@@ -212,6 +231,12 @@ impl Client {
         };
         self.tokens.renew(ended, request).await
     }
+}
+
+/// A read that the member answers by itself, to anybody who is let in.
+fn anything() -> RangeRequest {
+    let (key, limit) = (Bytes::from_static(b"\0"), 1);
+    RangeRequest { key, limit, serializable: true, keys_only: true, ..Default::default() }
 }
 
 /// Returns whether a call may succeed with a newer token.

@@ -1,8 +1,10 @@
 //! How to reach a cluster.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::auth::Tokens;
 use super::url::{Credentials, Url};
 use crate::backend::tls::Tls;
 #[cfg(feature = "tls-no-provider")]
@@ -13,13 +15,14 @@ use crate::error::ConfigError;
 #[derive(Clone)]
 pub struct Settings {
     pub(super) credentials: Option<Credentials>,
+    pub(super) tokens: Arc<Tokens>,
     pub(super) tls: Option<Tls>,
     pub(super) connect_timeout: Duration,
 }
 
 impl Settings {
-    /// Returns the settings of a URL. Opening a connection may take up to `connect_timeout`, with the check of the
-    /// password. For TLS, this reads the system's certificate authorities.
+    /// Returns the settings of a URL. A member that does not answer within `connect_timeout` is not used; the check of a
+    /// password may take longer. For TLS, this reads the system's certificate authorities.
     ///
     /// # Errors
     ///
@@ -29,7 +32,7 @@ impl Settings {
         if url.is_tls {
             return Self::with_tls(url, connect_timeout, TlsSettings::new());
         }
-        Ok(Self { credentials: url.credentials.clone(), tls: None, connect_timeout })
+        Ok(Self::of(url, None, connect_timeout))
     }
 
     /// Returns the same with TLS settings of your own.
@@ -49,7 +52,12 @@ impl Settings {
             ));
         }
         let tls = settings.build("TLS settings")?.speaking(b"h2");
-        Ok(Self { credentials: url.credentials.clone(), tls: Some(tls), connect_timeout })
+        Ok(Self::of(url, Some(tls), connect_timeout))
+    }
+
+    fn of(url: &Url, tls: Option<Tls>, connect_timeout: Duration) -> Self {
+        let credentials = url.credentials.clone();
+        Self { credentials, tokens: Arc::default(), tls, connect_timeout }
     }
 }
 
