@@ -419,6 +419,9 @@ pub trait Mailbox: Send + Sync {
 
     /// A message from another process about the semaphore `name`. Never blocks.
     fn message(&self, name: &str, message: PeerMessage);
+
+    /// The warning of the server is another one since it was connected to: see [`ServerInfo::warning`]. Never blocks.
+    fn warned(&self, warning: Option<&str>);
 }
 
 #[cfg(test)]

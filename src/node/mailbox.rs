@@ -49,6 +49,10 @@ impl Mailbox for Node {
         self.on_adapted(name, adapted);
     }
 
+    fn warned(&self, warning: Option<&str>) {
+        self.servers.all().iter().for_each(|server| server.set_warning(warning));
+    }
+
     fn message(&self, name: &str, message: PeerMessage) {
         match message {
             PeerMessage::AskHeld { by } => {

@@ -8,6 +8,7 @@ use tower_semaphore::backend::EtcdBackend;
 use tower_semaphore::operate::Cursor;
 use tower_semaphore::{AcquireError, OnUnavailable, Policy, Semaphore};
 
+use crate::etcd_wire::{open, put, write};
 use crate::support::etcd::TestEtcd;
 use crate::support::semaphore::rejection;
 use crate::support::{eventually, eventually_or};
@@ -191,6 +192,39 @@ async fn a_full_database_is_an_outage() {
     etcd.ctl(&["defrag"]);
     etcd.ctl(&["alarm", "disarm"]);
     eventually("it is over", async || semaphore.try_acquire("x", &refuse).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn a_process_that_writes_nothing_learns_that_the_database_is_full() {
+    let etcd = TestEtcd::start_with(&["--quota-backend-bytes=2000000"]);
+    let semaphore = etcd.semaphore();
+    let _held = semaphore.acquire("x", &policy(1)).await.unwrap();
+    assert_eq!(semaphore.health().warning, None);
+    let (client, big) = (open(&etcd.url()).await, "x".repeat(1_000_000));
+    eventually("it is full", async || client.txn(write(put("big", &big))).await.is_err()).await;
+    let warned = async || {
+        let warning = semaphore.health().warning;
+        if warning.as_ref().is_some_and(|text| text.contains("no space left")) {
+            return Ok(());
+        }
+        Err(warning)
+    };
+    eventually_or("it is said", warned).await;
+}
+
+#[tokio::test]
+async fn values_that_are_as_large_as_etcd_accepts_stop_no_search() {
+    let etcd = TestEtcd::start();
+    let (client, big) = (open(&etcd.url()).await, "x".repeat(1_400_000));
+    for n in 0..20 {
+        let large = put(&format!("semaphore/s/{n}/L"), &big);
+        client.txn(write(large)).await.unwrap();
+    }
+    die_holding_each(etcd.semaphore(), vec!["z".to_owned()], lease(1));
+    let other = etcd.semaphore();
+    let _held = other.acquire("other", &policy(1)).await.unwrap();
+    eventually("it is forgotten", async || !keys(&etcd, "s/").contains(&"semaphore/s/z/L".into()))
+        .await;
 }
 
 #[tokio::test]

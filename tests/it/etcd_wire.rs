@@ -56,7 +56,7 @@ async fn try_open(url: &str) -> Result<(Client, Driver), BackendError> {
     Client::open(&url.endpoints[0], &settings).await
 }
 
-async fn open(url: &str) -> Connection {
+pub(crate) async fn open(url: &str) -> Connection {
     try_open(url).await.unwrap().into()
 }
 
@@ -69,12 +69,12 @@ fn key(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-fn put(name: &str, value: &str) -> PutRequest {
+pub(crate) fn put(name: &str, value: &str) -> PutRequest {
     PutRequest { key: key(name), value: key(value), lease: 0 }
 }
 
 /// Writes without a condition.
-fn write(request: PutRequest) -> TxnRequest {
+pub(crate) fn write(request: PutRequest) -> TxnRequest {
     TxnRequest { success: vec![request.into()], ..Default::default() }
 }
 

@@ -13,11 +13,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::clock::Now;
 use super::engine::{Engine, Page, Request};
 use super::keys::{Folder, Keys};
+use super::open::warning;
 use super::requests::{self, Outcome};
 use super::shared::Shared;
 use super::wire::messages::{
     EventType, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, RangeRequest,
-    TxnResponse,
+    StatusResponse, TxnResponse,
 };
 use super::wire::{
     Client, Driver, KeepAlive, KeptAlive, KeyRange, Reason, Watch, WatchMessage, WireError,
@@ -32,9 +33,14 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// A watch that has been silent for this time is asked for its revision.
 const WATCH_ASKED: Duration = Duration::from_millis(400);
 
-/// The most signs of life, and the most semaphores, in one reading.
+/// The shortest time between two questions for the status of the member, and how much longer it may be.
+const STATUS_INTERVAL: Duration = Duration::from_secs(4);
+const STATUS_JITTER_MS: u64 = 2000;
+
+/// The most signs of life, and the most semaphores, in one reading: etcd accepts values of 1.5 MiB, and a message of up to
+/// 16 MiB is read.
 const SIGNS_MAX: i64 = 1000;
-const SEMAPHORES_MAX: i64 = 32;
+const SEMAPHORES_MAX: i64 = 8;
 
 /// The folders that are watched, in this order.
 const SEMAPHORES: usize = 0;
@@ -56,6 +62,7 @@ pub(super) struct Link {
     answers: FuturesUnordered<BoxFuture<'static, Result<Answered, WireError>>>,
     /// Why it ended, or why etcd refused what it needs.
     error: Option<BackendError>,
+    has_warned: bool,
 }
 
 /// The signs of life as of a revision.
@@ -71,6 +78,7 @@ enum Answered {
     Searched(Result<(Vec<KeyValue>, bool), WireError>),
     /// The signs of life before another watch.
     Watched(Result<Signs, WireError>),
+    Status(Result<StatusResponse, WireError>),
 }
 
 impl Link {
@@ -93,6 +101,7 @@ impl Link {
             watch: None,
             answers: FuturesUnordered::new(),
             error: None,
+            has_warned: false,
         };
         link.watch(revision);
         link
@@ -122,6 +131,7 @@ impl Link {
     async fn run(&mut self, is_done: impl Fn(&Engine) -> bool) -> Result<(), BackendError> {
         let mut timer = std::pin::pin!(sleep_until(Instant::now()));
         let mut silent = std::pin::pin!(sleep(WATCH_ASKED));
+        let mut status = std::pin::pin!(sleep(status_interval()));
         loop {
             let (timeout, done) = self.send_requests(&is_done);
             if done {
@@ -146,6 +156,11 @@ impl Link {
                 () = &mut silent => {
                     silent.as_mut().reset(Instant::now() + WATCH_ASKED);
                     self.watch.iter().for_each(Watch::progress);
+                }
+                () = &mut status => {
+                    status.as_mut().reset(Instant::now() + status_interval());
+                    let client = self.client.clone();
+                    self.ask(async move { Answered::Status(client.status().await) });
                 }
                 () = shared.called.notified() => {}
                 () = &mut timer, if timeout.is_some() => {
@@ -323,6 +338,11 @@ impl Link {
                 self.shared.with(|engine, now| engine.handle_watched(rows, revision, now));
                 self.watch(revision);
             }
+            Answered::Status(status) => {
+                if let Some(status) = self.unless_refused(status)? {
+                    self.shared.warn(warning(&status).as_deref());
+                }
+            }
         }
         Ok(())
     }
@@ -353,6 +373,10 @@ impl Link {
             Ok(read) => Ok(Some(read)),
             Err(error) if ends_connection(&error) => Err(error.into()),
             Err(error) => {
+                if !std::mem::replace(&mut self.has_warned, true) {
+                    let text = "etcd refuses to be read, so places of processes that died may stay";
+                    tracing::warn!(target: "tower_semaphore", %error, "{text}");
+                }
                 self.error = Some(error.into());
                 Ok(None)
             }
@@ -432,6 +456,10 @@ async fn next_of(watch: &mut Option<Watch>) -> Result<WatchMessage, WireError> {
 /// outage is what it is.
 fn ends_connection(error: &WireError) -> bool {
     error.is_connection() || error.reason() == Reason::NoSpace
+}
+
+fn status_interval() -> Duration {
+    STATUS_INTERVAL + Duration::from_millis(fastrand::u64(..STATUS_JITTER_MS))
 }
 
 fn seconds(ttl: u64) -> u32 {

@@ -66,6 +66,13 @@ impl Shared {
         done
     }
 
+    /// The operator of the cluster should know this; `None`: nothing.
+    pub(super) fn warn(&self, warning: Option<&str>) {
+        if let Some(mailbox) = self.mailbox.upgrade() {
+            mailbox.warned(warning);
+        }
+    }
+
     pub(super) fn heard(&self) {
         *lock(&self.heard_at) = Some(Instant::now());
     }

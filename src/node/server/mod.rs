@@ -253,7 +253,7 @@ impl<T> Server<T> {
     }
 
     /// Keeps the warning of the server, and logs it if it is a new one.
-    fn set_warning(&self, warning: Option<&str>) {
+    pub(crate) fn set_warning(&self, warning: Option<&str>) {
         let before = std::mem::replace(&mut *lock(&self.warning), warning.map(str::to_owned));
         if let Some(warning) = warning.filter(|warning| before.as_deref() != Some(warning)) {
             tracing::warn!(target: "tower_semaphore", warning, "the backend is not configured as it should be");
