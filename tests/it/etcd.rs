@@ -306,7 +306,7 @@ async fn a_long_queue_is_written_at_a_pace() {
         assert!(joined < 100_000 && began.elapsed() < Duration::from_secs(30));
     }
     let (bytes, took) = (size() - before, began.elapsed());
-    // One process renews its places, the other one writes; each at 2 MB a second.
+    // One process renews its places, the other one writes: 4 MB a second.
     assert!(bytes < 4_400_000.0 * took.as_secs_f64() + 200_000.0, "{bytes} bytes in {took:?}");
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
     drop(held);
