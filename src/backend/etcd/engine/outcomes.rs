@@ -8,9 +8,10 @@ use super::tracked::State;
 use crate::backend::etcd::clock::Now;
 use crate::backend::etcd::requests::{Outcome, Stored};
 use crate::backend::etcd::wire::WireError;
+use crate::protocol::replica::Replica;
 
-/// The most that one process writes of one semaphore, bytes in a ms. Each transaction writes the whole of it, and etcd
-/// keeps each version until it is compacted.
+/// Half of the most that all processes write of one semaphore, bytes in a ms. Each transaction writes the whole of it, and
+/// etcd keeps each version until it is compacted.
 const PACE: usize = 2_000;
 
 impl Engine {
@@ -44,7 +45,7 @@ impl Engine {
                 tracked.handle_success();
                 if flight.writes > 0 {
                     tracked.deference.handle_own_write(self.round_trip, now.time);
-                    pause = paced(flight.writes);
+                    pause = paced(flight.writes, writers(&tracked.replica));
                 }
                 tracked.replica.handle_committed(revision);
             }
@@ -58,7 +59,8 @@ impl Engine {
                     self.is_list_wanted |= !flight.absent.is_empty();
                     pause = tracked.handle_failure();
                 } else {
-                    pause = tracked.handle_loss(self.random.f64());
+                    let random = self.random.f64();
+                    pause = tracked.handle_loss(flight.writes, self.round_trip, random);
                 }
                 tracked.replica.handle_lost(revision, value.as_deref());
             }
@@ -84,8 +86,29 @@ impl Engine {
     }
 }
 
-/// For how long to write a semaphore of so many bytes no more.
-fn paced(bytes: usize) -> Duration {
-    let ms = u64::try_from(bytes / PACE).unwrap_or(u64::MAX);
-    Duration::from_millis(ms)
+/// The processes that have places, and so write the semaphore.
+fn writers(replica: &Replica) -> usize {
+    let mut nodes: Vec<_> = replica.other_rows().map(|row| row.node).collect();
+    nodes.dedup();
+    nodes.len() + 1
+}
+
+/// For how long to write a semaphore of so many bytes no more, where so many processes do.
+fn paced(bytes: usize, writers: usize) -> Duration {
+    let ms = bytes.saturating_mul(writers.max(2)) / (2 * PACE);
+    Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::paced;
+
+    #[test]
+    fn all_that_write_share_the_pace() {
+        let of = |bytes, writers| paced(bytes, writers).as_millis();
+        assert_eq!(of(50_000, 1), 25);
+        assert_eq!(of(50_000, 2), 25);
+        assert_eq!(of(50_000, 20), 250);
+        assert_eq!(of(1_000, 3), 0, "little is written as often as it changes");
+    }
 }

@@ -21,6 +21,11 @@ const LOSSES_AT_ONCE: u32 = 16;
 const LOSS_PAUSE_MIN: Duration = Duration::from_millis(1);
 const LOSS_PAUSE_MAX: Duration = Duration::from_millis(16);
 
+/// A transaction that writes more than this is made anew only after a random time, of up to so many round trips.
+const LARGE: usize = 8 * 1024;
+const LOSS_SLOTS_LOG: u32 = 5;
+const LARGE_LOSS_PAUSE_MAX: Duration = Duration::from_millis(250);
+
 /// Calls that nobody misses yet wait for others for so many round trips, and for how long at most. It is to be longer than
 /// the turns of some other processes.
 const GATHERS: u32 = 4;
@@ -166,9 +171,20 @@ impl Tracked {
         pause.min(PAUSE_MAX)
     }
 
-    /// Another process was first. Returns for how long to pause, where `random` is from 0 to 1.
-    pub(super) fn handle_loss(&mut self, random: f64) -> Duration {
+    /// Another process was first. Returns for how long to pause, where `random` is from 0 to 1. `writes`: how many bytes the
+    /// transaction would have written.
+    pub(super) fn handle_loss(
+        &mut self,
+        writes: usize,
+        round_trip: Duration,
+        random: f64,
+    ) -> Duration {
         self.losses += 1;
+        if writes > LARGE {
+            // In vain, it costs the cluster as much as one that succeeds.
+            let slots = 1 << self.losses.min(LOSS_SLOTS_LOG);
+            return (round_trip * slots).mul_f64(random).min(LARGE_LOSS_PAUSE_MAX);
+        }
         let Some(more) = self.losses.checked_sub(LOSSES_AT_ONCE) else { return Duration::ZERO };
         let longest = (LOSS_PAUSE_MIN * (1 << more.min(8))).min(LOSS_PAUSE_MAX);
         longest.mul_f64(random)
@@ -213,11 +229,25 @@ mod tests {
         join(&mut tracked.replica, 3);
         assert_eq!(tracked.gather(ROUND_TRIP, at(15)), Some(Duration::from_millis(3)));
         assert_eq!(tracked.gather(ROUND_TRIP, at(18)), None);
-        tracked.handle_loss(0.5);
+        tracked.handle_loss(100, ROUND_TRIP, 0.5);
         assert_eq!(tracked.gather(ROUND_TRIP, at(19)), None, "they have waited");
         tracked.handle_success();
         let far = Duration::from_millis(80);
         assert_eq!(tracked.gather(far, at(20)), Some(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn what_is_large_is_not_sent_in_vain_again_and_again() {
+        let ms = |losses: u32, writes| {
+            let mut tracked = with_waiting(0);
+            (1..losses).for_each(|_| _ = tracked.handle_loss(writes, ROUND_TRIP, 1.0));
+            tracked.handle_loss(writes, ROUND_TRIP, 1.0).as_millis()
+        };
+        assert_eq!([1, 15, 16, 17, 50].map(|losses| ms(losses, 1000)), [0, 0, 1, 2, 16]);
+        assert_eq!([1, 2, 3, 50].map(|losses| ms(losses, 50_000)), [4, 8, 16, 64]);
+        let far = Duration::from_millis(80);
+        let pause = with_waiting(0).handle_loss(50_000, far, 1.0);
+        assert_eq!(pause, Duration::from_millis(160));
     }
 
     #[test]
