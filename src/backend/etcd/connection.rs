@@ -38,7 +38,12 @@ impl EtcdConnection {
         server: ServerInfo,
         link: Link,
     ) -> Self {
-        let questions = Questions { client, keys: shared.keys.clone(), order: Arc::default() };
+        let questions = Questions {
+            client,
+            keys: shared.keys.clone(),
+            environment: Arc::clone(&shared.environment),
+            order: Arc::default(),
+        };
         Self { shared: Arc::clone(shared), questions, number, server, link: Mutex::new(Some(link)) }
     }
 }

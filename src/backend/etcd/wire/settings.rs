@@ -1,8 +1,10 @@
 //! How to reach a cluster.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::environment::{Environment, Machine};
 use super::url::{Credentials, Url};
 use crate::backend::tls::Tls;
 #[cfg(feature = "tls-no-provider")]
@@ -15,6 +17,7 @@ pub struct Settings {
     pub(super) credentials: Option<Credentials>,
     pub(super) tls: Option<Tls>,
     pub(super) connect_timeout: Duration,
+    pub(super) environment: Arc<dyn Environment>,
 }
 
 impl Settings {
@@ -29,7 +32,7 @@ impl Settings {
         if url.is_tls {
             return Self::with_tls(url, connect_timeout, TlsSettings::new());
         }
-        Ok(Self { credentials: url.credentials.clone(), tls: None, connect_timeout })
+        Ok(Self::of(url, connect_timeout, None))
     }
 
     /// Returns the same with TLS settings of your own.
@@ -49,7 +52,24 @@ impl Settings {
             ));
         }
         let tls = settings.build("TLS settings")?.speaking(b"h2");
-        Ok(Self { credentials: url.credentials.clone(), tls: Some(tls), connect_timeout })
+        Ok(Self::of(url, connect_timeout, Some(tls)))
+    }
+
+    fn of(url: &Url, connect_timeout: Duration, tls: Option<Tls>) -> Self {
+        let credentials = url.credentials.clone();
+        Self { credentials, tls, connect_timeout, environment: Arc::new(Machine) }
+    }
+
+    /// Returns the same for a process with another network and other clocks.
+    #[must_use]
+    pub fn with_environment(self, environment: Arc<dyn Environment>) -> Self {
+        Self { environment, ..self }
+    }
+
+    /// Returns the network and the clocks of this process.
+    #[must_use]
+    pub fn environment(&self) -> &Arc<dyn Environment> {
+        &self.environment
     }
 }
 
