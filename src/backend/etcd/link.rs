@@ -134,11 +134,20 @@ impl Link {
                 timer.as_mut().reset(at);
             }
             tokio::select! {
+                // A seed determines a simulated run.
+                biased;
                 () = &mut self.driver => {
                     return Err(BackendError::connection("etcd closed the connection"));
                 }
                 kept = self.keep_alive.next() => self.handle_kept_alive(kept?)?,
                 Some(answered) = self.answers.next() => self.handle_answer(answered?)?,
+                () = shared.called.notified() => {}
+                () = &mut timer, if timeout.is_some() => {
+                    if self.shared.with(Engine::handle_timeout) {
+                        return Err(WireError::silent().into());
+                    }
+                }
+                // Last of what can be ready all the time.
                 message = next_of(&mut self.watch) => {
                     silent.as_mut().reset(Instant::now() + WATCH_ASKED);
                     self.handle_watch(message?)?;
@@ -146,12 +155,6 @@ impl Link {
                 () = &mut silent => {
                     silent.as_mut().reset(Instant::now() + WATCH_ASKED);
                     self.watch.iter().for_each(Watch::progress);
-                }
-                () = shared.called.notified() => {}
-                () = &mut timer, if timeout.is_some() => {
-                    if self.shared.with(Engine::handle_timeout) {
-                        return Err(WireError::silent().into());
-                    }
                 }
             }
         }

@@ -257,8 +257,16 @@ impl Engine {
         self.tracked.get_mut(key)
     }
 
+    /// The keys of all that are tracked, in an order that no hash decides.
     fn keys_of_all(&self) -> Vec<Arc<str>> {
-        self.tracked.keys().cloned().collect()
+        self.keys_of(|_| true)
+    }
+
+    fn keys_of(&self, is_meant: impl Fn(&Tracked) -> bool) -> Vec<Arc<str>> {
+        let meant = self.tracked.iter().filter(|(_, tracked)| is_meant(tracked));
+        let mut keys: Vec<_> = meant.map(|(key, _)| Arc::clone(key)).collect();
+        keys.sort_unstable();
+        keys
     }
 
     /// Takes what a replica has to say, and has it make its next transaction.

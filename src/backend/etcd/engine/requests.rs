@@ -60,10 +60,10 @@ impl Engine {
                 self.is_list_wanted = true;
                 continue;
             };
-            let concerned = self.tracked.iter().filter(|(_, tracked)| {
-                tracked.replica.other_rows().any(|row| row.node == ended.row().node)
-            });
-            for key in concerned.map(|(key, _)| Arc::clone(key)).collect::<Vec<_>>() {
+            let node = ended.row().node;
+            let is_concerned =
+                |tracked: &Tracked| tracked.replica.other_rows().any(|row| row.node == node);
+            for key in self.keys_of(is_concerned) {
                 if let Some(tracked) = self.tracked.get_mut(&key) {
                     self.forgetting.note(&key, &mut tracked.replica);
                 }
