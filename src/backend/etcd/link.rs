@@ -105,7 +105,7 @@ impl Link {
     /// If the connection breaks, or the member does not answer.
     pub(super) async fn register(&mut self) -> Result<(), BackendError> {
         let number = self.number;
-        self.run(|engine| engine.is_registered(number)).await
+        self.run(|engine, now| engine.is_registered(number, now)).await
     }
 
     /// The last refusal of what every process needs.
@@ -115,11 +115,11 @@ impl Link {
 
     /// Runs until the connection ends.
     pub(super) async fn use_up(mut self) {
-        let result = self.run(|_| false).await;
+        let result = self.run(|_, _| false).await;
         self.error = result.err();
     }
 
-    async fn run(&mut self, is_done: impl Fn(&Engine) -> bool) -> Result<(), BackendError> {
+    async fn run(&mut self, is_done: impl Fn(&Engine, Now) -> bool) -> Result<(), BackendError> {
         let mut timer = std::pin::pin!(sleep_until(Instant::now()));
         let mut silent = std::pin::pin!(sleep(WATCH_ASKED));
         loop {
@@ -161,13 +161,13 @@ impl Link {
     }
 
     /// Sends what the engine asks for. Returns when it is to be asked again, and whether it is done.
-    fn send_requests(&mut self, is_done: impl Fn(&Engine) -> bool) -> (Option<Instant>, bool) {
+    fn send_requests(&mut self, is_done: impl Fn(&Engine, Now) -> bool) -> (Option<Instant>, bool) {
         loop {
             let polled = self.shared.with(|engine, now| match engine.poll_request(now) {
                 Some(request) => Ok(request),
                 None => {
                     let timeout = engine.poll_timeout().and_then(|at| now.instant_of(at));
-                    Err((timeout, is_done(engine)))
+                    Err((timeout, is_done(engine, now)))
                 }
             });
             match polled {

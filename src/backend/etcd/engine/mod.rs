@@ -188,10 +188,10 @@ impl Engine {
     }
 
     /// Whether this process may write over the connection of this number.
-    pub(super) fn is_registered(&self, number: u64) -> bool {
+    pub(super) fn is_registered(&self, number: u64, now: Now) -> bool {
         let shortest = self.own.shortest();
         self.connection == Some(number)
-            && shortest.is_some_and(|seconds| self.own.is_registered(seconds))
+            && shortest.is_some_and(|seconds| self.own.is_alive(seconds, now.time))
     }
 
     /// The signs of life of this process may have changed.

@@ -83,7 +83,9 @@ impl Engine {
             let Some(tracked) = tracked.filter(is_queued) else { continue };
             let shortest = self.own.shortest().unwrap_or_default();
             let mut seconds = tracked.pending.iter().map(|pending| pending.seconds);
-            if !self.own.is_registered(shortest) || !seconds.all(|s| self.own.is_registered(s)) {
+            // Of a lease that has run out, a session would ask again at once, and be answered from the replica.
+            let is_alive = |seconds| self.own.is_alive(seconds, now.time);
+            if !is_alive(shortest) || !seconds.all(is_alive) {
                 tracked.state = State::Parked;
                 self.parked.push(key);
                 continue;
