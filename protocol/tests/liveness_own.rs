@@ -127,6 +127,19 @@ fn a_lease_counts_from_the_sending_of_what_was_proved() {
 }
 
 #[test]
+fn a_lease_that_has_run_out_is_relied_on_after_a_keepalive_alone() {
+    let mut rig = Rig::registered(&[6]);
+    assert!(rig.own.is_alive(6, at(5929)));
+    assert!(!rig.own.is_alive(6, at(5930)) && rig.own.is_registered(6), "nothing shows its end");
+    // The process goes on after it did not run for a while.
+    rig.answer_all(9000);
+    assert!(rig.own.is_alive(6, at(9000)));
+    rig.own.handle_sign_gone(6, 99, at(9001));
+    assert!(!rig.own.is_alive(6, at(9001)));
+    assert!(!rig.own.is_alive(7, at(9001)), "there is no such row");
+}
+
+#[test]
 fn a_keepalive_of_another_term_than_the_reading_does_not_count() {
     let mut rig = Rig::registered(&[6]);
     let (keepalive, _) = rig.expect(2000);

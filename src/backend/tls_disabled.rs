@@ -2,13 +2,11 @@
 
 use std::io;
 
-use tokio::net::TcpStream;
-
 #[derive(Clone)]
 pub(super) enum Tls {}
 
 impl Tls {
-    pub(super) async fn secure(&self, _: &str, _: TcpStream) -> io::Result<TcpStream> {
+    pub(super) async fn secure<S>(&self, _: &str, _: S) -> io::Result<S> {
         match *self {}
     }
 }

@@ -1,14 +1,14 @@
 //! The builder of the etcd backend.
 
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::EtcdBackend;
 use super::keys::Keys;
 use super::open::Data;
-use super::wire::{Settings, Url};
+use super::wire::{Environment, Settings, Url};
 use crate::backend::prefix;
 #[cfg(feature = "tls-no-provider")]
 use crate::backend::tls::TlsSettings;
@@ -24,6 +24,7 @@ pub struct EtcdBackendBuilder {
     prefix: Option<String>,
     connect_timeout: Duration,
     grace: Grace,
+    environment: Option<Arc<dyn Environment>>,
     #[cfg(feature = "tls-no-provider")]
     tls: Option<TlsSettings>,
 }
@@ -35,6 +36,7 @@ impl EtcdBackendBuilder {
             prefix: None,
             connect_timeout: EtcdBackend::DEFAULT_CONNECT_TIMEOUT,
             grace: Grace::Half,
+            environment: None,
             #[cfg(feature = "tls-no-provider")]
             tls: None,
         }
@@ -89,6 +91,14 @@ impl EtcdBackendBuilder {
         self
     }
 
+    /// Sets the network and the clocks of the process: those of a simulation.
+    #[cfg(feature = "unstable-backend")]
+    #[doc(hidden)]
+    pub fn environment(mut self, environment: Arc<dyn Environment>) -> Self {
+        self.environment = Some(environment);
+        self
+    }
+
     /// Builds the backend, without connecting. For TLS, this reads the system's certificate authorities unless others
     /// are set.
     ///
@@ -108,7 +118,10 @@ impl EtcdBackendBuilder {
         }
         let keys = Keys::new(prefix);
         Ok(EtcdBackend {
-            settings: self.settings(&url)?,
+            settings: match self.environment.clone() {
+                Some(environment) => self.settings(&url)?.with_environment(environment),
+                None => self.settings(&url)?,
+            },
             endpoints: url.endpoints,
             keys,
             grace: self.grace,

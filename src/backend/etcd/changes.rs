@@ -7,7 +7,6 @@ use bytes::Bytes;
 use tokio::sync::{Mutex as Turn, oneshot};
 use tokio::time::{Instant, sleep};
 
-use super::clock::wall;
 use super::overrides;
 use super::queries::{Questions, contended};
 use crate::backend::{Change, Overrides, QueryError};
@@ -108,7 +107,8 @@ impl Batch<'_> {
     ) -> Result<Vec<Answer>, QueryError> {
         for _ in 0..TRIES_MAX {
             let (before, changed) = questions.read_overrides().await?;
-            let (after, answers) = self.apply(&before);
+            let now_ms = questions.environment.wall() / 1000;
+            let (after, answers) = self.apply(&before, now_ms);
             if after == before {
                 return Ok(answers);
             }
@@ -121,8 +121,8 @@ impl Batch<'_> {
         Err(contended())
     }
 
-    fn apply(&self, before: &Overrides) -> (Overrides, Vec<Answer>) {
-        let (mut after, now_ms) = (before.clone(), wall() / 1000);
+    fn apply(&self, before: &Overrides, now_ms: u64) -> (Overrides, Vec<Answer>) {
+        let mut after = before.clone();
         let mut answers = Vec::new();
         for Asked { name, change, .. } in &self.asked {
             let has_room = after.change(name, change.clone(), now_ms);

@@ -1,18 +1,19 @@
 //! The clocks of this process.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::wire::Environment;
 use crate::protocol::Time;
-use crate::suspension;
 
 /// The [`Time`] at which a process begins: some moments before that are times, too.
 const FIRST: Duration = Duration::from_secs(3600);
 
 /// Reads the clocks. Its [`Time`]s count suspensions of the machine.
-#[derive(Debug)]
 pub(super) struct Clock {
+    environment: Arc<dyn Environment>,
     epoch: Instant,
     suspended: Duration,
 }
@@ -27,24 +28,19 @@ pub(super) struct Now {
 }
 
 impl Clock {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(environment: Arc<dyn Environment>) -> Self {
         let epoch = Instant::now();
-        Self { epoch, suspended: suspension::check(epoch) }
+        let suspended = environment.suspended(epoch);
+        Self { environment, epoch, suspended }
     }
 
     pub(super) fn now(&self) -> Now {
         let instant = Instant::now();
-        let suspended = suspension::check(instant).saturating_sub(self.suspended);
+        let suspended = self.environment.suspended(instant).saturating_sub(self.suspended);
         let since = instant.saturating_duration_since(self.epoch) + suspended;
         let time = Time::since_epoch(FIRST + since);
-        Now { instant, time, wall: wall() }
+        Now { instant, time, wall: self.environment.wall() }
     }
-}
-
-/// The wall clock, µs since 1970.
-pub(super) fn wall() -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Now {

@@ -38,8 +38,13 @@ impl EtcdConnection {
         server: ServerInfo,
         link: Link,
     ) -> Self {
-        let (keys, order) = (shared.keys.clone(), Arc::default());
-        let questions = Questions { client, keys, order, changes: Arc::default() };
+        let questions = Questions {
+            client,
+            keys: shared.keys.clone(),
+            environment: Arc::clone(&shared.environment),
+            order: Arc::default(),
+            changes: Arc::default(),
+        };
         Self { shared: Arc::clone(shared), questions, number, server, link: Mutex::new(Some(link)) }
     }
 }

@@ -126,7 +126,8 @@ impl EtcdBackend {
 
 impl Backend for EtcdBackend {
     fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
-        let shared = || Shared::new(node, mailbox, self.keys.clone(), self.grace);
+        let environment = || Arc::clone(self.settings.environment());
+        let shared = || Shared::new(node, mailbox, self.keys.clone(), self.grace, environment());
         _ = self.shared.get_or_init(shared);
     }
 

@@ -6,13 +6,12 @@ use bytes::Bytes;
 use tokio::sync::Mutex;
 
 use super::changes::Changes;
-use super::clock::wall;
 use super::keys::{Folder, Keys};
 use super::link::behind;
 use super::overrides;
 use super::requests::{self, Stored};
 use super::wire::messages::{PutRequest, RangeRequest, TxnRequest};
-use super::wire::{Client, WireError};
+use super::wire::{Client, Environment, WireError};
 use crate::backend::{Change, Listing, Names, Overrides, PeerMessage, QueryError, listing};
 use crate::error::BackendError;
 use crate::protocol::liveness::LeaseId;
@@ -33,6 +32,7 @@ impl From<WireError> for QueryError {
 pub(super) struct Questions {
     pub(super) client: Client,
     pub(super) keys: Keys,
+    pub(super) environment: Arc<dyn Environment>,
     /// Of several messages, the first is sent first.
     pub(super) order: Arc<Mutex<()>>,
     pub(super) changes: Arc<Changes>,
@@ -46,7 +46,7 @@ impl Questions {
         rate: Option<BoundRate>,
     ) -> Result<Listing, QueryError> {
         let Read { value, .. } = self.read(&key).await?;
-        let now = value.next_time(wall());
+        let now = value.next_time(self.environment.wall());
         let mut listing = listing::of(&value.ledger, now, most, rate);
         for (_, lease_end, _) in &mut listing.places {
             *lease_end = now / 1000 + length_of(*lease_end);
@@ -71,7 +71,7 @@ impl Questions {
 
     pub(super) async fn overrides(self, known: u64) -> Result<Option<Overrides>, QueryError> {
         let (set, _) = self.read_overrides().await?;
-        let now = wall() / 1000;
+        let now = self.environment.wall() / 1000;
         Ok((set.version != known).then_some(Overrides { now, ..set }))
     }
 
@@ -92,7 +92,7 @@ impl Questions {
     ) -> Result<Option<u64>, QueryError> {
         for _ in 0..TRIES_MAX {
             let Read { mut value, changed } = self.read(&key).await?;
-            let time = value.next_time(wall());
+            let time = value.next_time(self.environment.wall());
             let Some(lease_end) = value.ledger.revoke(id, take, time) else { return Ok(None) };
             let left = Some(length_of(lease_end));
             if !take {

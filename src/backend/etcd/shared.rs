@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::clock::{Clock, Now};
 use super::engine::Engine;
 use super::keys::Keys;
+use super::wire::Environment;
 use crate::backend::Mailbox;
 use crate::protocol::NodeId;
 use crate::protocol::liveness::Grace;
@@ -19,6 +20,7 @@ pub(super) struct Shared {
     /// A random number of this process.
     pub(super) seed: u32,
     pub(super) keys: Keys,
+    pub(super) environment: Arc<dyn Environment>,
     clock: Clock,
     mailbox: Weak<dyn Mailbox>,
     engine: Mutex<Engine>,
@@ -36,6 +38,7 @@ impl Shared {
         mailbox: Weak<dyn Mailbox>,
         keys: Keys,
         grace: Grace,
+        environment: Arc<dyn Environment>,
     ) -> Arc<Self> {
         let seed = fastrand::u32(..);
         let engine = Mutex::new(Engine::new(node, keys.clone(), grace, seed.into()));
@@ -43,7 +46,8 @@ impl Shared {
             node,
             seed,
             keys,
-            clock: Clock::new(),
+            clock: Clock::new(Arc::clone(&environment)),
+            environment,
             mailbox,
             engine,
             called: Notify::new(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use self::revocations::Revocations;
 use self::row::OwnRow;
-use super::{LeaseId, Revision, Sign, Term};
+use super::{LeaseId, Revision, Sign, Term, deadline};
 use crate::time::Time;
 
 /// The most lease lengths of a process.
@@ -164,6 +164,14 @@ impl OwnRows {
     #[must_use]
     pub fn is_registered(&self, seconds: u32) -> bool {
         self.row(seconds).is_some_and(OwnRow::is_registered)
+    }
+
+    /// Whether what is granted in this row can be relied on: it [is registered](Self::is_registered), and its lease still
+    /// runs by the clock of this process. After a time in which the process did not run, only a keepalive proves that.
+    #[must_use]
+    pub fn is_alive(&self, seconds: u32, now: Time) -> bool {
+        let runs = |from| now < deadline(from, seconds);
+        self.is_registered(seconds) && self.leases_from(seconds).is_some_and(runs)
     }
 
     /// Returns from when the leases of this row's places count: the sending of the last keepalive, or of the grant, that

@@ -118,12 +118,10 @@ impl Engine {
             tracked.replica.handle_time(now.time)
                 || tracked.replica.is_idle() && tracked.pending.is_empty()
         };
-        let due = self
-            .tracked
-            .iter_mut()
-            .filter_map(|(key, tracked)| is_due(tracked).then(|| Arc::clone(key)));
-        for key in due.collect::<Vec<_>>() {
-            self.settle(&key, now);
+        for key in self.keys_of_all() {
+            if self.tracked.get_mut(&key).is_some_and(is_due) {
+                self.settle(&key, now);
+            }
         }
     }
 

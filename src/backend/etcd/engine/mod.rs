@@ -188,10 +188,10 @@ impl Engine {
     }
 
     /// Whether this process may write over the connection of this number.
-    pub(super) fn is_registered(&self, number: u64) -> bool {
+    pub(super) fn is_registered(&self, number: u64, now: Now) -> bool {
         let shortest = self.own.shortest();
         self.connection == Some(number)
-            && shortest.is_some_and(|seconds| self.own.is_registered(seconds))
+            && shortest.is_some_and(|seconds| self.own.is_alive(seconds, now.time))
     }
 
     /// The signs of life of this process may have changed.
@@ -257,8 +257,16 @@ impl Engine {
         self.tracked.get_mut(key)
     }
 
+    /// The keys of all that are tracked, in an order that no hash decides.
     fn keys_of_all(&self) -> Vec<Arc<str>> {
-        self.tracked.keys().cloned().collect()
+        self.keys_of(|_| true)
+    }
+
+    fn keys_of(&self, is_meant: impl Fn(&Tracked) -> bool) -> Vec<Arc<str>> {
+        let meant = self.tracked.iter().filter(|(_, tracked)| is_meant(tracked));
+        let mut keys: Vec<_> = meant.map(|(key, _)| Arc::clone(key)).collect();
+        keys.sort_unstable();
+        keys
     }
 
     /// Takes what a replica has to say, and has it make its next transaction.

@@ -60,10 +60,10 @@ impl Engine {
                 self.is_list_wanted = true;
                 continue;
             };
-            let concerned = self.tracked.iter().filter(|(_, tracked)| {
-                tracked.replica.other_rows().any(|row| row.node == ended.row().node)
-            });
-            for key in concerned.map(|(key, _)| Arc::clone(key)).collect::<Vec<_>>() {
+            let node = ended.row().node;
+            let is_concerned =
+                |tracked: &Tracked| tracked.replica.other_rows().any(|row| row.node == node);
+            for key in self.keys_of(is_concerned) {
                 if let Some(tracked) = self.tracked.get_mut(&key) {
                     self.forgetting.note(&key, &mut tracked.replica);
                 }
@@ -83,7 +83,9 @@ impl Engine {
             let Some(tracked) = tracked.filter(is_queued) else { continue };
             let shortest = self.own.shortest().unwrap_or_default();
             let mut seconds = tracked.pending.iter().map(|pending| pending.seconds);
-            if !self.own.is_registered(shortest) || !seconds.all(|s| self.own.is_registered(s)) {
+            // Of a lease that has run out, a session would ask again at once, and be answered from the replica.
+            let is_alive = |seconds| self.own.is_alive(seconds, now.time);
+            if !is_alive(shortest) || !seconds.all(is_alive) {
                 tracked.state = State::Parked;
                 self.parked.push(key);
                 continue;

@@ -96,7 +96,7 @@ impl Client {
         endpoint: &Endpoint,
         settings: &Settings,
     ) -> Result<(Self, Driver), BackendError> {
-        let (sender, driver) = dial(endpoint, settings.tls.as_ref()).await?;
+        let (sender, driver) = dial(endpoint, settings).await?;
         let scheme = if settings.tls.is_some() { "https" } else { "http" };
         let origin = Uri::builder().scheme(scheme).authority(endpoint.to_string());
         let origin = origin

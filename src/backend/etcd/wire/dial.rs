@@ -12,9 +12,8 @@ use tonic::body::Body;
 
 use super::driver::{Driver, Spawner};
 use super::error;
+use super::settings::Settings;
 use super::url::Endpoint;
-use crate::backend::socket::reach;
-use crate::backend::tls::Tls;
 use crate::error::BackendError;
 
 /// How often a connection with open streams is tested. etcd closes one that does so more often than each five seconds
@@ -26,15 +25,16 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Opens a connection to a member. The caller applies the timeout.
 pub(super) async fn dial(
     endpoint: &Endpoint,
-    tls: Option<&Tls>,
+    settings: &Settings,
 ) -> Result<(SendRequest<Body>, Driver), BackendError> {
     let whom = format!("etcd at {endpoint}");
     let io = |error: io::Error| {
         let is_refused = error.kind() == io::ErrorKind::ConnectionRefused;
         error::unreachable(&whom, error, is_refused)
     };
-    let stream = reach(endpoint.host(), endpoint.port()).await.map_err(io)?;
-    let opened = match tls {
+    let reached = settings.environment.reach(endpoint.host(), endpoint.port()).await;
+    let stream = reached.map_err(io)?;
+    let opened = match &settings.tls {
         None => greet(stream).await,
         Some(tls) => greet(tls.secure(endpoint.host(), stream).await.map_err(io)?).await,
     };

@@ -8,6 +8,7 @@ mod auth;
 mod client;
 mod dial;
 mod driver;
+mod environment;
 mod error;
 mod exchange;
 mod keep_alive;
@@ -18,6 +19,7 @@ mod watch;
 
 pub use self::client::Client;
 pub use self::driver::Driver;
+pub use self::environment::{Environment, Stream};
 pub use self::error::{Reason, WireError};
 pub use self::keep_alive::{KeepAlive, KeptAlive};
 pub use self::settings::Settings;

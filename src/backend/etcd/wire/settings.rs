@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::auth::Tokens;
+use super::environment::{Environment, Machine};
 use super::url::{Credentials, Url};
 use crate::backend::tls::Tls;
 #[cfg(feature = "tls-no-provider")]
@@ -18,6 +19,7 @@ pub struct Settings {
     pub(super) tokens: Arc<Tokens>,
     pub(super) tls: Option<Tls>,
     pub(super) connect_timeout: Duration,
+    pub(super) environment: Arc<dyn Environment>,
 }
 
 impl Settings {
@@ -32,7 +34,7 @@ impl Settings {
         if url.is_tls {
             return Self::with_tls(url, connect_timeout, TlsSettings::new());
         }
-        Ok(Self::of(url, None, connect_timeout))
+        Ok(Self::of(url, connect_timeout, None))
     }
 
     /// Returns the same with TLS settings of your own.
@@ -52,12 +54,25 @@ impl Settings {
             ));
         }
         let tls = settings.build("TLS settings")?.speaking(b"h2");
-        Ok(Self::of(url, Some(tls), connect_timeout))
+        Ok(Self::of(url, connect_timeout, Some(tls)))
     }
 
-    fn of(url: &Url, tls: Option<Tls>, connect_timeout: Duration) -> Self {
+    fn of(url: &Url, connect_timeout: Duration, tls: Option<Tls>) -> Self {
         let credentials = url.credentials.clone();
-        Self { credentials, tokens: Arc::default(), tls, connect_timeout }
+        let (tokens, environment) = (Arc::default(), Arc::new(Machine));
+        Self { credentials, tokens, tls, connect_timeout, environment }
+    }
+
+    /// Returns the same for a process with another network and other clocks.
+    #[must_use]
+    pub fn with_environment(self, environment: Arc<dyn Environment>) -> Self {
+        Self { environment, ..self }
+    }
+
+    /// Returns the network and the clocks of this process.
+    #[must_use]
+    pub fn environment(&self) -> &Arc<dyn Environment> {
+        &self.environment
     }
 }
 

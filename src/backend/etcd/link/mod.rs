@@ -1,18 +1,24 @@
 //! A connection in use: what the engine asks for is sent over it, and what comes is passed to the engine.
 
+mod event;
+mod readings;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, pending};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
+use self::event::{Event, Timers};
+use self::readings::{SEMAPHORES_MAX, page_of, read_message};
+pub(super) use self::readings::{Signs, behind, signs};
 use super::clock::Now;
-use super::engine::{Engine, Page, Request};
-use super::keys::{Folder, Keys};
+use super::engine::{Engine, Request};
+use super::keys::Folder;
 use super::open::warning;
 use super::requests::{self, Outcome};
 use super::shared::Shared;
@@ -23,24 +29,11 @@ use super::wire::messages::{
 use super::wire::{
     Client, Driver, KeepAlive, KeptAlive, KeyRange, Reason, Watch, WatchMessage, WireError,
 };
-use crate::backend::PeerMessage;
 use crate::error::BackendError;
 use crate::protocol::liveness::{Action, LeaseId, RequestId, Row, Seen, Sign, Term};
 
 /// How long an answer may take. The member is given up then.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A watch that has been silent for this time is asked for its revision.
-const WATCH_ASKED: Duration = Duration::from_millis(400);
-
-/// The shortest time between two questions for the status of the member, and how much longer it may be.
-const STATUS_INTERVAL: Duration = Duration::from_secs(4);
-const STATUS_JITTER_MS: u64 = 2000;
-
-/// The most signs of life, and the most semaphores, in one reading: etcd accepts values of 1.5 MiB, and a message of up to
-/// 16 MiB is read.
-const SIGNS_MAX: i64 = 1000;
-const SEMAPHORES_MAX: i64 = 8;
 
 /// The folders that are watched, in this order.
 const SEMAPHORES: usize = 0;
@@ -60,13 +53,11 @@ pub(super) struct Link {
     /// `None`: another one is being opened.
     watch: Option<Watch>,
     answers: FuturesUnordered<BoxFuture<'static, Result<Answered, WireError>>>,
+    timers: Timers,
     /// Why it ended, or why etcd refused what it needs.
     error: Option<BackendError>,
     has_warned: bool,
 }
-
-/// The signs of life as of a revision.
-pub(super) type Signs = (Vec<Row>, u64);
 
 /// An answer of the member.
 enum Answered {
@@ -100,6 +91,7 @@ impl Link {
             kept: VecDeque::new(),
             watch: None,
             answers: FuturesUnordered::new(),
+            timers: Timers::new(),
             error: None,
             has_warned: false,
         };
@@ -114,7 +106,7 @@ impl Link {
     /// If the connection breaks, or the member does not answer.
     pub(super) async fn register(&mut self) -> Result<(), BackendError> {
         let number = self.number;
-        self.run(|engine| engine.is_registered(number)).await
+        self.run(|engine, now| engine.is_registered(number, now)).await
     }
 
     /// The last refusal of what every process needs.
@@ -124,62 +116,47 @@ impl Link {
 
     /// Runs until the connection ends.
     pub(super) async fn use_up(mut self) {
-        let result = self.run(|_| false).await;
+        let result = self.run(|_, _| false).await;
         self.error = result.err();
     }
 
-    async fn run(&mut self, is_done: impl Fn(&Engine) -> bool) -> Result<(), BackendError> {
-        let mut timer = std::pin::pin!(sleep_until(Instant::now()));
-        let mut silent = std::pin::pin!(sleep(WATCH_ASKED));
-        let mut status = std::pin::pin!(sleep(status_interval()));
+    async fn run(&mut self, is_done: impl Fn(&Engine, Now) -> bool) -> Result<(), BackendError> {
         loop {
-            let (timeout, done) = self.send_requests(&is_done);
+            let (due, done) = self.send_requests(&is_done);
             if done {
                 return Ok(());
             }
-            let shared = Arc::clone(&self.shared);
-            if let Some(at) = timeout
-                && timer.deadline() != at
-            {
-                timer.as_mut().reset(at);
-            }
-            tokio::select! {
-                () = &mut self.driver => {
+            self.timers.set_due(due);
+            match self.next_event().await {
+                Event::Closed => {
                     return Err(BackendError::connection("etcd closed the connection"));
                 }
-                kept = self.keep_alive.next() => self.handle_kept_alive(kept?)?,
-                Some(answered) = self.answers.next() => self.handle_answer(answered?)?,
-                message = next_of(&mut self.watch) => {
-                    silent.as_mut().reset(Instant::now() + WATCH_ASKED);
-                    self.handle_watch(message?)?;
-                }
-                () = &mut silent => {
-                    silent.as_mut().reset(Instant::now() + WATCH_ASKED);
-                    self.watch.iter().for_each(Watch::progress);
-                }
-                () = &mut status => {
-                    status.as_mut().reset(Instant::now() + status_interval());
-                    let client = self.client.clone();
-                    self.ask(async move { Answered::Status(client.status().await) });
-                }
-                () = shared.called.notified() => {}
-                () = &mut timer, if timeout.is_some() => {
+                Event::KeptAlive(kept) => self.handle_kept_alive(kept?)?,
+                Event::Answered(answered) => self.handle_answer(answered?)?,
+                Event::Due => {
                     if self.shared.with(Engine::handle_timeout) {
                         return Err(WireError::silent().into());
                     }
                 }
+                Event::StatusDue => {
+                    let client = self.client.clone();
+                    self.ask(async move { Answered::Status(client.status().await) });
+                }
+                Event::Called => {}
+                Event::Watched(message) => self.handle_watch(message?)?,
+                Event::Silent => self.watch.iter().for_each(Watch::progress),
             }
         }
     }
 
     /// Sends what the engine asks for. Returns when it is to be asked again, and whether it is done.
-    fn send_requests(&mut self, is_done: impl Fn(&Engine) -> bool) -> (Option<Instant>, bool) {
+    fn send_requests(&mut self, is_done: impl Fn(&Engine, Now) -> bool) -> (Option<Instant>, bool) {
         loop {
             let polled = self.shared.with(|engine, now| match engine.poll_request(now) {
                 Some(request) => Ok(request),
                 None => {
                     let timeout = engine.poll_timeout().and_then(|at| now.instant_of(at));
-                    Err((timeout, is_done(engine)))
+                    Err((timeout, is_done(engine, now)))
                 }
             });
             match polled {
@@ -445,68 +422,12 @@ impl Drop for Link {
     }
 }
 
-async fn next_of(watch: &mut Option<Watch>) -> Result<WatchMessage, WireError> {
-    match watch {
-        Some(watch) => watch.next().await,
-        None => pending().await,
-    }
-}
-
 /// Whether the connection is of no further use after this error: a cluster without space refuses every transaction, so an
 /// outage is what it is.
 fn ends_connection(error: &WireError) -> bool {
     error.is_connection() || error.reason() == Reason::NoSpace
 }
 
-fn status_interval() -> Duration {
-    STATUS_INTERVAL + Duration::from_millis(fastrand::u64(..STATUS_JITTER_MS))
-}
-
 fn seconds(ttl: u64) -> u32 {
     u32::try_from(ttl).unwrap_or(u32::MAX)
-}
-
-/// Reads all signs of life, as of one revision.
-pub(super) async fn signs(client: &Client, keys: &Keys) -> Result<Signs, WireError> {
-    let Folder { mut key, range_end } = keys.signs();
-    let (mut rows, mut revision) = (Vec::new(), 0);
-    loop {
-        let request = RangeRequest {
-            key,
-            range_end: range_end.clone(),
-            limit: SIGNS_MAX,
-            revision,
-            keys_only: true,
-            ..Default::default()
-        };
-        let page = client.range(request).await?;
-        if revision == 0 {
-            revision = page.header.map_or(0, |header| header.revision);
-        }
-        rows.extend(page.kvs.iter().filter_map(|kv| keys.row(&kv.key)));
-        match page.kvs.last() {
-            Some(last) if page.more => key = behind(&last.key).into(),
-            _ => return Ok((rows, requests::unsigned(revision))),
-        }
-    }
-}
-
-/// The first key behind this one.
-pub(super) fn behind(key: &[u8]) -> Vec<u8> {
-    [key, &[0]].concat()
-}
-
-fn page_of(kvs: Vec<KeyValue>, more: bool) -> Page {
-    let next = kvs.last().filter(|_| more).map(|last| behind(&last.key));
-    let value = |kv: KeyValue| {
-        let key = std::str::from_utf8(&kv.key).ok()?.into();
-        Some((key, requests::unsigned(kv.mod_revision), kv.value))
-    };
-    Page { values: kvs.into_iter().filter_map(value).collect(), next }
-}
-
-/// Reads a message to this process: the name of a semaphore, a line break, and the message.
-fn read_message(bytes: &[u8]) -> Option<(Arc<str>, PeerMessage)> {
-    let (name, message) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
-    Some((name.into(), PeerMessage::parse(message)?))
 }
