@@ -31,6 +31,15 @@ struct Contents {
     #[cfg(feature = "etcd")]
     #[serde(default, deserialize_with = "etcd")]
     etcd: Option<Secret>,
+    #[cfg(feature = "etcd")]
+    #[serde(default)]
+    etcd_whole_grace: bool,
+    #[cfg(feature = "tls")]
+    backend_ca: Option<PathBuf>,
+    #[cfg(feature = "tls")]
+    backend_cert: Option<PathBuf>,
+    #[cfg(feature = "tls")]
+    backend_key: Option<PathBuf>,
     after_loss: Option<Loss>,
     tenant_salt_file: Option<PathBuf>,
     host: Option<HostSent>,
@@ -115,6 +124,14 @@ impl File {
             redis: contents.redis,
             #[cfg(feature = "etcd")]
             etcd: contents.etcd,
+            #[cfg(feature = "etcd")]
+            etcd_whole_grace: contents.etcd_whole_grace,
+            #[cfg(feature = "tls")]
+            certificates: super::certificates::Certificates {
+                ca: contents.backend_ca,
+                cert: contents.backend_cert,
+                key: contents.backend_key,
+            },
             after_loss: contents.after_loss,
             tenant_salt_file: contents.tenant_salt_file,
             host: contents.host,

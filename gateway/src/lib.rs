@@ -30,6 +30,8 @@ mod app;
 mod args;
 mod body;
 mod budgets;
+#[cfg(feature = "tls")]
+mod certificates;
 mod connect;
 mod connection;
 mod connections;

@@ -12,6 +12,8 @@ use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::{ConfigError, Semaphore};
 
 use super::args::{duration, in_range};
+#[cfg(feature = "tls")]
+use super::certificates::Certificates;
 use super::descriptors;
 use super::peer::TrustedProxies;
 use super::progress::Bounds;
@@ -50,6 +52,16 @@ pub(crate) struct Site {
     #[cfg(feature = "etcd")]
     #[arg(long, value_name = "URL", env = "ETCD_URL", hide_env_values = true)]
     pub(crate) etcd: Option<Secret>,
+
+    /// After a gateway died, keep its permits taken for a whole lease more, not for half of one: the limit then holds even
+    /// if etcd ends the lease of a gateway too early while that cannot reach the cluster
+    #[cfg(feature = "etcd")]
+    #[arg(long)]
+    pub(crate) etcd_whole_grace: bool,
+
+    #[cfg(feature = "tls")]
+    #[command(flatten)]
+    pub(crate) certificates: Certificates,
 
     /// After Redis may have lost data: continue granting, or grant nothing for one lease
     /// [default: continue]
@@ -154,6 +166,10 @@ impl Site {
             redis: self.redis.or(other.redis),
             #[cfg(feature = "etcd")]
             etcd: self.etcd.or(other.etcd),
+            #[cfg(feature = "etcd")]
+            etcd_whole_grace: self.etcd_whole_grace || other.etcd_whole_grace,
+            #[cfg(feature = "tls")]
+            certificates: self.certificates.or(other.certificates),
             after_loss: self.after_loss.or(other.after_loss),
             tenant_salt_file: self.tenant_salt_file.or(other.tenant_salt_file),
             host: self.host.or(other.host),
@@ -181,6 +197,14 @@ impl Site {
             ("redis", self.redis == other.redis),
             #[cfg(feature = "etcd")]
             ("etcd", self.etcd == other.etcd),
+            #[cfg(feature = "etcd")]
+            ("etcd-whole-grace", self.etcd_whole_grace == other.etcd_whole_grace),
+            #[cfg(feature = "tls")]
+            ("backend-ca", self.certificates.ca == other.certificates.ca),
+            #[cfg(feature = "tls")]
+            ("backend-cert", self.certificates.cert == other.certificates.cert),
+            #[cfg(feature = "tls")]
+            ("backend-key", self.certificates.key == other.certificates.key),
             ("after-loss", self.after_loss == other.after_loss),
             ("tenant-salt-file", self.tenant_salt_file == other.tenant_salt_file),
             ("host", self.host == other.host),
@@ -244,12 +268,59 @@ impl Site {
         #[cfg(feature = "etcd")]
         if let Some(url) = &self.etcd {
             self.check_etcd()?;
-            let backend = EtcdBackend::builder(url.as_str()).build();
-            return backend.map(Semaphore::new).map_err(|error| ("etcd", error.to_string()));
+            let builder = EtcdBackend::builder(url.as_str()).whole_grace(self.etcd_whole_grace);
+            #[cfg(feature = "tls")]
+            let builder = match self.certificates.settings()? {
+                Some(settings) => builder.tls(settings),
+                None => builder,
+            };
+            let backend = builder.build().map(Semaphore::new);
+            return backend.map_err(|error| self.refused("etcd", &error));
         }
-        let Some(url) = &self.redis else { return Ok(Semaphore::in_memory()) };
-        let backend = self.redis_backend(url.as_str());
-        backend.map(Semaphore::new).map_err(|error| ("redis", error.to_string()))
+        #[cfg(feature = "etcd")]
+        if self.etcd_whole_grace {
+            let what = "is set without etcd; expected both, or neither";
+            return Err(("etcd-whole-grace", what.to_owned()));
+        }
+        let Some(url) = &self.redis else { return self.counted_alone() };
+        let builder = RedisBackend::builder(url.as_str()).after_loss(self.after_loss());
+        #[cfg(feature = "tls")]
+        let builder = match self.certificates.settings()? {
+            Some(settings) => builder.tls(settings),
+            None => builder,
+        };
+        builder.build().map(Semaphore::new).map_err(|error| self.refused("redis", &error))
+    }
+
+    #[cfg_attr(
+        not(feature = "tls"),
+        expect(
+            clippy::unused_self,
+            clippy::unnecessary_wraps,
+            reason = "with the feature they are used"
+        )
+    )]
+    fn counted_alone(&self) -> Result<Semaphore, (&'static str, String)> {
+        #[cfg(feature = "tls")]
+        if let Some(field) = self.certificates.field() {
+            let what = "permits are counted in this process, without TLS; expected a Redis or an etcd with a URL that \
+                        begins with rediss or etcds";
+            return Err((field, what.to_owned()));
+        }
+        Ok(Semaphore::in_memory())
+    }
+
+    /// The field that an error of the crate is about, and what it says. `url` is that of the server.
+    #[cfg_attr(
+        not(feature = "tls"),
+        expect(clippy::unused_self, reason = "with the feature it is used")
+    )]
+    fn refused(&self, url: &'static str, error: &ConfigError) -> (&'static str, String) {
+        #[cfg(feature = "tls")]
+        if let Some(refused) = self.certificates.refused(error) {
+            return refused;
+        }
+        (url, error.to_string())
     }
 
     #[cfg(feature = "etcd")]
@@ -275,12 +346,11 @@ impl Site {
         if self.redis.is_some() { Some("Redis") } else { None }
     }
 
-    fn redis_backend(&self, url: &str) -> Result<RedisBackend, ConfigError> {
-        let after_loss = match self.after_loss {
+    const fn after_loss(&self) -> AfterLoss {
+        match self.after_loss {
             None | Some(Loss::Continue) => AfterLoss::Continue,
             Some(Loss::Quarantine) => AfterLoss::Quarantine,
-        };
-        RedisBackend::builder(url).after_loss(after_loss).build()
+        }
     }
 }
 

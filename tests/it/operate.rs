@@ -34,6 +34,8 @@ use tower_semaphore::{Name, Policy, RejectReason, Semaphore};
 use crate::support::redis::TestRedis;
 use crate::support::semaphore::{rejection, waiting};
 use crate::support::stopwatch::Stopwatch;
+#[cfg(feature = "redis")]
+use crate::support::told::Told;
 use crate::support::{eventually, on_each};
 
 /// What counts as "at once": half of the second after which every process reads by itself.
@@ -667,6 +669,34 @@ async fn a_permit_that_two_operators_revoke_at_once_does_not_come_back() {
             assert_eq!(one.inspect("x").await.unwrap().in_use, 0, "it came back");
         }
     }
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn an_event_says_what_applies_while_the_overrides_cannot_be_read() {
+    let server = TestRedis::start();
+    let told = Told::new();
+    let warnings = || -> Vec<String> {
+        let events = told.aloud().into_iter().map(|event| event.name);
+        events.filter(|name| name.contains("the overrides cannot be read")).collect()
+    };
+    let known = server.semaphore();
+    known.set_limit("x", 1).await.unwrap();
+    let held = known.acquire("x", &policy(2)).await.unwrap();
+    server.command::<()>(&["SET", "semaphore:{!overrides}", "not a hash"]);
+    eventually("its reads fail", async || !warnings().is_empty()).await;
+    assert_eq!(
+        warnings(),
+        ["the overrides cannot be read; those that were read before stay in force"]
+    );
+    assert!(known.try_acquire("x", &policy(2)).await.is_err(), "the limit of the operator holds");
+
+    // One that begins now has read none.
+    let new = server.semaphore();
+    let policy_alone = new.acquire("x", &policy(2)).await.unwrap();
+    eventually("its reads fail", async || warnings().len() > 1).await;
+    assert_eq!(warnings()[1..], ["the overrides cannot be read; only policies apply"]);
+    drop((held, policy_alone));
 }
 
 #[tokio::test]

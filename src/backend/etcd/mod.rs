@@ -102,8 +102,9 @@ impl EtcdBackend {
     /// `/ ? # , @ : %` in user and password. The user needs read and write rights on the keys below the prefix,
     /// `semaphore/` by default.
     ///
-    /// Neither errors nor `Debug` output show any part of the URL, except numbers of up to five digits where a port is
-    /// expected.
+    /// Errors of building show no part of the URL, except numbers of up to five digits where a port is expected. Errors of
+    /// opening a connection name the member as `host:port`, and `Debug` output shows the prefix. Neither shows the user or
+    /// the password.
     ///
     /// # Examples
     ///

@@ -134,8 +134,9 @@ impl RedisBackend {
     /// authorities; [`tls`](RedisBackendBuilder::tls) and [`sentinel_tls`](RedisBackendBuilder::sentinel_tls) set
     /// other ones, and a client certificate.
     ///
-    /// Neither errors nor `Debug` output show any part of the URL, except numbers of up to five digits where a port or
-    /// a database is expected.
+    /// Errors of building and `Debug` output show no part of the URL, except numbers of up to five digits where a port or
+    /// a database is expected. Errors of opening a connection name the server as `host:port`. Neither shows the user or
+    /// the password.
     ///
     /// # Examples
     ///

@@ -72,6 +72,8 @@ struct Known {
     not_before: Option<Instant>,
     /// The last question failed. Only the first of several failures is logged.
     failed: bool,
+    /// A question was answered with the overrides, which stay in force while later ones fail.
+    has_read: bool,
     /// Sessions that wait for the answer to the next question: places of theirs are gone, and may have been revoked.
     /// Only a question that is asked after a place was found gone cannot miss the record of its revocation.
     checking: Vec<Check>,
@@ -296,7 +298,7 @@ impl OverrideCache {
         state.error = answer.as_ref().err().cloned();
         let (mut news, mut failed) = (News::default(), None);
         match answer {
-            Ok(None) => state.failed = false,
+            Ok(None) => (state.failed, state.has_read) = (false, true),
             Ok(Some(new)) => {
                 let has_parts = new.names.keys().any(|name| name.contains('@'));
                 self.has_parts.store(has_parts, Ordering::Release);
@@ -312,18 +314,25 @@ impl OverrideCache {
                     new.revoked.iter().filter(|(place, end)| old.revoked.get(place) != Some(end));
                 news.revoked.extend(revoked.map(|(place, _)| place.clone()));
                 news.revoked.sort_unstable();
-                state.failed = false;
+                (state.failed, state.has_read) = (false, true);
             }
             Err(error) => {
                 failed = Some(error).filter(|_| !std::mem::replace(&mut state.failed, true))
             }
         }
+        let has_read = state.has_read;
         state.pauses.forget_ended(now);
         state.adaptations.forget_ended(now);
         self.note_unsent(&state);
         drop(state);
-        if let Some(error) = failed {
-            tracing::warn!(target: "tower_semaphore", %error, "the overrides cannot be read; only policies apply");
+        match failed {
+            Some(error) if has_read => {
+                tracing::warn!(target: "tower_semaphore", %error, "the overrides cannot be read; those that were read before stay in force");
+            }
+            Some(error) => {
+                tracing::warn!(target: "tower_semaphore", %error, "the overrides cannot be read; only policies apply");
+            }
+            None => {}
         }
         news
     }

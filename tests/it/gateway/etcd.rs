@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -134,6 +134,30 @@ fn permits_are_counted_in_one_place() {
     // What only Redis has is not passed over.
     let (code, said) = refused(alone().args(["--etcd", &etcd, "--after-loss", "quarantine"]));
     assert!(code == Some(2) && said.contains("--after-loss: "), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_died_keeps_its_permits_for_the_whole_grace_if_told() {
+    let (etcd, held, upstream) =
+        (TestEtcd::start(), WireServer::start().await, WireServer::start().await);
+    let url = etcd.url();
+    let args =
+        ["--etcd", &url, "--etcd-whole-grace", "--limit", "1", "--lease", "6s", "--wait", "20s"];
+    let (mut one, other) =
+        (Gateway::start(&held.url(), &args), Gateway::start(&upstream.url(), &args));
+    upstream.echo_heads();
+    let mut client = Wire::connect(one.url()).await;
+    client.send(GET).await;
+    let mut server = held.accept().await;
+    server.head().await;
+    one.kill();
+    let killed = Instant::now();
+    assert_eq!(Client::new().get(other.url()).await, 200);
+    // The lease, less at most the third of it after which it is renewed, half a second, and 6 s. By default 9.5 s at most.
+    assert!(killed.elapsed() > Duration::from_secs(10), "{:?}", killed.elapsed());
+
+    let (code, said) = refused(alone().arg("--etcd-whole-grace"));
+    assert!(code == Some(2) && said.contains("--etcd-whole-grace: is set without etcd"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,6 +2,8 @@
 
 mod adaptive;
 mod budgets;
+#[cfg(feature = "tls")]
+mod certificates;
 mod config;
 mod config_secrets;
 mod connections;
