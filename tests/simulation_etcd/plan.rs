@@ -305,6 +305,21 @@ impl Plan {
         let grace = if self.whole_grace { lease } else { lease / 2 };
         lease + 1500 + grace.max(2000) + 1500
     }
+
+    /// Returns by how much the wall clocks of processes can differ, in ms, where that counts: starts under a rate are
+    /// forgotten by them.
+    #[must_use]
+    pub fn clocks_differ(&self) -> u64 {
+        if self.names.iter().all(|name| name.rate.is_none()) {
+            return 0;
+        }
+        let steps = self.faults.iter().map(|fault| match fault.what {
+            What::ClockSteps { by, .. } => by.unsigned_abs(),
+            _ => 0,
+        });
+        let skews = self.skews.iter().map(|skew| skew.unsigned_abs()).max().unwrap_or(0);
+        (2 * skews + steps.sum::<u64>()) / 1000
+    }
 }
 
 fn names(rng: &mut Rng) -> Vec<Name> {

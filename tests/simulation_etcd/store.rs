@@ -1,6 +1,7 @@
 //! The store of a simulated cluster: keys with versions, revisions and leases, as etcd keeps them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Bound;
 
 use bytes::Bytes;
@@ -9,6 +10,8 @@ use tower_semaphore::backend::etcd_wire::messages::{
     Op, OpResponse, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, ResponseOp,
     TargetUnion, TxnRequest,
 };
+
+use tower_semaphore::protocol::replica::Value;
 
 use crate::plan::Planted;
 
@@ -45,6 +48,25 @@ impl Change {
     #[must_use]
     pub fn revision(&self) -> i64 {
         self.kv().mod_revision
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let KeyValue { key, mod_revision, value, .. } = self.kv();
+        write!(f, "revision {mod_revision}: {}", String::from_utf8_lossy(key))?;
+        if self.event.r#type() == EventType::Delete {
+            return f.write_str(" is deleted");
+        }
+        let Ok(value) = Value::decode(value) else { return Ok(()) };
+        write!(f, " by {:?}, time {}", value.writer, value.time)?;
+        for (id, _, ticket) in value.ledger.places() {
+            match ticket {
+                Some(ticket) => write!(f, "; {:?} {} waits with {ticket}", id.node, id.n)?,
+                None => write!(f, "; {:?} {} holds", id.node, id.n)?,
+            }
+        }
+        Ok(())
     }
 }
 

@@ -140,7 +140,7 @@ impl<'a> World<'a> {
         self.run_until(settled + PROBES, pulse, |world| Arc::strong_count(&world.probes) == 1);
         self.are_over[0].store(true, Ordering::Relaxed);
         self.run_until(self.now + GIVES_BACK, pulse, |world| world.checker.is_at_rest());
-        self.run_until(self.now + LINGERS, pulse, |_| false);
+        self.run_until(self.now + LINGERS + self.plan.clocks_differ(), pulse, |_| false);
         self.checker.check_no_places(self.now, &self.cluster.state().store);
         self.is_over = true;
         for process in self.processes.iter_mut().flatten().filter(|process| !process.is_closing) {
@@ -161,11 +161,8 @@ impl<'a> World<'a> {
     fn judge(&mut self) {
         let state = self.cluster.state();
         if self.traced {
-            for change in state.store.log() {
-                let key = change.event.kv.as_ref().map_or(&[][..], |kv| &kv.key);
-                let key = String::from_utf8_lossy(key);
-                self.trace.push(format!("{:>6} revision {}: {key}", change.at, change.revision()));
-            }
+            let told = state.store.log().iter().map(|change| format!("{:>6} {change}", change.at));
+            self.trace.extend(told);
             self.trace.sort_by_key(|line| line[..6].trim().parse::<u64>().unwrap_or(0));
         }
         self.checker.check_nothing(self.now, &state.store);
