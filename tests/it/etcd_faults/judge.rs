@@ -5,7 +5,8 @@
 //!
 //! * **complete**: no version of a key is missing. Without this, the other rules would prove nothing.
 //! * **cap**: the permits in use are never above the limit.
-//! * **tail**: a place that is new and waits has a ticket later than all that waited before it. Except one that returns
+//! * **tail**: a place that is new and waits has a ticket later than all that waited before it and still wait, and not
+//!   earlier than any that was granted instead: where clocks differ, many may join within a µs. Except one that returns
 //!   with its ticket: the same process had a place with this ticket, which left while it waited, or which another process
 //!   removed, even after a grant of which its own has not heard.
 //! * **heads**: of the places that waited before, the ones that now hold have lower tickets than those that still wait.
@@ -299,7 +300,8 @@ impl Judge {
         let tickets = before.into_iter().flat_map(Snapshot::waiting).map(|(_, ticket)| ticket);
         let last = tickets.max();
         let still = after.waiting().filter(|(id, _)| waited(id)).map(|(_, ticket)| ticket);
-        let first_left = still.min();
+        let still: BTreeSet<u64> = still.collect();
+        let (first_left, last_left) = (still.first().copied(), still.last().copied());
         for (id, place) in &after.places {
             if before.is_some_and(|before| before.places.contains_key(id)) {
                 continue;
@@ -317,7 +319,9 @@ impl Judge {
                 if is_old {
                     of.back.insert(*id, BTreeSet::new());
                 }
-                if !is_old && last.is_some_and(|last| ticket <= last) {
+                let is_late = last.is_none_or(|last| ticket >= last)
+                    && last_left.is_none_or(|last| ticket > last);
+                if !is_old && !is_late {
                     let what = format!("{name}: {id:?} joins with {ticket}, the last is {last:?}");
                     self.report(Rule::Tail, what);
                 }

@@ -1,0 +1,83 @@
+//! The simulation over etcd as a test: many seeds, each kind of fault, the same hash for the same seed, and a run that finds
+//! each planted fault.
+
+#![expect(clippy::print_stdout, reason = "what is found is shown by the test runner")]
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use simulation_etcd::plan::{FAULT_KINDS, Plan, Planted};
+use simulation_etcd::world::{Outcome, run};
+
+/// The seeds of the test of all rules.
+const SEEDS: std::ops::Range<u64> = 1..41;
+/// What occurs in these runs, beside each kind of fault.
+const SHOWN: [&str; 9] = [
+    "granted at once",
+    "granted from a queue",
+    "leases that ended by time",
+    "left early",
+    "lost",
+    "places that returned",
+    "places that were forgotten",
+    "rejected",
+    "unavailable",
+];
+
+/// Seeds that once broke a rule.
+const BROKE: [u64; 1] = [75];
+
+fn run_seed(seed: u64) -> Outcome {
+    run(&Plan::new(seed), false, &|| {})
+}
+
+#[test]
+fn all_rules_hold_and_each_kind_of_fault_is_met() {
+    let began = Instant::now();
+    let mut counts = BTreeMap::new();
+    let mut broken = Vec::new();
+    for seed in SEEDS {
+        let outcome = run_seed(seed);
+        broken.extend(outcome.violations.into_iter().map(|violation| (seed, violation)));
+        for (what, count) in outcome.counts {
+            *counts.entry(what).or_insert(0) += count;
+        }
+    }
+    println!("{} seeds took {:?}: {counts:#?}", SEEDS.end - SEEDS.start, began.elapsed());
+    assert!(broken.is_empty(), "{broken:#?}");
+    for what in FAULT_KINDS.iter().chain(&SHOWN) {
+        assert!(counts.get(what).is_some_and(|count| *count > 0), "{what} did not occur");
+    }
+}
+
+#[test]
+fn what_once_broke_a_rule_breaks_none() {
+    for seed in BROKE {
+        assert_eq!(run_seed(seed).violations, [], "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_hash() {
+    for seed in 3..6 {
+        let (one, two) = (run_seed(seed), run_seed(seed));
+        assert_eq!((one.hash, one.counts), (two.hash, two.counts), "seed {seed}");
+    }
+}
+
+#[test]
+fn each_planted_fault_is_found_by_its_rule() {
+    let mut missed = Vec::new();
+    for (planted, rule) in Planted::ALL {
+        let found = (1..30).find(|seed| {
+            let plan = Plan { planted: Some(planted), ..Plan::new(*seed) };
+            let outcome = run(&plan, false, &|| {});
+            outcome.violations.iter().any(|violation| violation.rule == rule)
+        });
+        match found {
+            Some(seed) => println!("{planted:?}: seed {seed}: {rule}"),
+            None => missed.push((planted, rule)),
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
