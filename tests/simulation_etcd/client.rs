@@ -18,6 +18,8 @@ use crate::process::{Holding, Seen, Surroundings};
 const MARGIN: u64 = 150;
 /// The longest time to an answer of a request that does not wait, in ms.
 const ANSWER: u64 = 1000;
+/// Within which time a request is granted if all that are before it hold their permits for some ms.
+const PROMPT: u64 = 3000;
 /// How often a future may be polled while no time passes.
 const POLLS_MAX: u32 = 300;
 
@@ -32,6 +34,8 @@ pub struct Client {
     pub planted: Option<Planted>,
     /// From when on requests are short, in ms.
     pub calms_at: u64,
+    /// From when on everything is granted soon, in ms.
+    pub settled_at: u64,
     /// No more requests are to be made.
     pub is_over: Arc<AtomicBool>,
 }
@@ -160,6 +164,7 @@ impl Client {
             return None;
         }
         let bound = wait.max(ANSWER) + MARGIN;
+        let is_settled = self.surroundings.now() >= self.settled_at;
         let leaves = leaves.map_or(Duration::MAX, Duration::from_millis);
         let counted = Counted::new(acquire);
         let answer = tokio::select! {
@@ -188,10 +193,17 @@ impl Client {
                 None
             }
             Ok(Ok(permit)) => {
+                if is_settled && self.name.rate.is_none() && took > PROMPT {
+                    let what = format!("{} after {took} ms", self.name.name);
+                    self.breaks(number, "served", what);
+                }
                 self.surroundings.saw(number, Seen::Granted(holding));
                 Some(permit)
             }
             Ok(Err(error)) => {
+                if is_settled && !matches!(error, AcquireError::Closed) {
+                    self.breaks(number, "served", format!("{}: {error}", self.name.name));
+                }
                 self.check_refusal(number, &error, wait, took);
                 None
             }
@@ -212,6 +224,7 @@ impl Client {
                 | RejectReason::TenantLimit
                 | RejectReason::FurtherLimit(_)
                 | RejectReason::Rate
+                | RejectReason::Paused
                     if wait == 0 =>
                 {
                     Seen::Rejected
@@ -220,6 +233,7 @@ impl Client {
                 | RejectReason::TenantLimit
                 | RejectReason::FurtherLimit(_)
                 | RejectReason::Rate
+                | RejectReason::Paused
                     if wait > 0 && took + 2 >= wait =>
                 {
                     Seen::Rejected

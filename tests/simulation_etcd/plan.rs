@@ -24,6 +24,8 @@ pub struct Plan {
     pub min_ttl: i64,
     /// How far the wall clock of each process is off at first, in µs.
     pub skews: Vec<i64>,
+    /// How much faster than the cluster's its clocks run, in millionths: less than the margin of a lease.
+    pub drifts: Vec<i64>,
     pub faults: Vec<Fault>,
     /// When the last fault is over, in ms.
     pub faults_end: u64,
@@ -105,6 +107,9 @@ pub enum What {
     Refused { percent: u64 },
     WatchesLose { percent: u64 },
     WatchesEnd { percent: u64 },
+    // operators
+    Limits { process: usize, limit: u32 },
+    Pauses { process: usize },
 }
 
 /// A rule that is removed on purpose, to test the judges.
@@ -154,7 +159,7 @@ impl Planted {
 }
 
 /// The kinds of faults, as they are counted.
-pub const FAULT_KINDS: [&str; 23] = [
+pub const FAULT_KINDS: [&str; 25] = [
     "dies",
     "freezes",
     "suspends",
@@ -178,6 +183,8 @@ pub const FAULT_KINDS: [&str; 23] = [
     "refused",
     "watches lose",
     "watches end",
+    "limits",
+    "pauses",
 ];
 
 impl What {
@@ -208,6 +215,8 @@ impl What {
             Self::Refused { .. } => 20,
             Self::WatchesLose { .. } => 21,
             Self::WatchesEnd { .. } => 22,
+            Self::Limits { .. } => 23,
+            Self::Pauses { .. } => 24,
         }
     }
 
@@ -244,7 +253,9 @@ impl What {
             19 => Self::Unanswered { percent },
             20 => Self::Refused { percent },
             21 => Self::WatchesLose { percent },
-            _ => Self::WatchesEnd { percent },
+            22 => Self::WatchesEnd { percent },
+            23 => Self::Limits { process, limit: rng.pick(&[0, 1]) },
+            _ => Self::Pauses { process },
         }
     }
 }
@@ -270,7 +281,10 @@ impl Plan {
             })
             .collect();
         faults.sort_by_key(|fault| fault.at);
-        let names = names(&mut rng);
+        let operates =
+            |fault: &Fault| matches!(fault.what, What::Limits { .. } | What::Pauses { .. });
+        let has_operators = faults.iter().any(operates);
+        let names = names(&mut rng, has_operators);
         let ends_leases = faults.iter().any(|fault| matches!(fault.what, What::EndsLeases { .. }));
         // Where etcd ends leases too early, only a whole grace keeps permits of longer leases.
         let is_long = names.iter().any(|name| name.lease > 2000);
@@ -281,6 +295,9 @@ impl Plan {
             false => 0,
         };
         let skews = (0..processes).map(skew).collect();
+        let is_drifting = rng.percent(30);
+        let drift = |_| if is_drifting { rng.pick(&[-7000, -1000, 0, 5000]) } else { 0 };
+        let drifts = (0..processes).map(drift).collect();
         let faults_end = faults.iter().map(|fault| fault.at + fault.lasts).max().unwrap_or(0);
         Self {
             seed,
@@ -290,6 +307,7 @@ impl Plan {
             whole_grace,
             min_ttl: rng.pick(&[1, 2, 2]),
             skews,
+            drifts,
             faults,
             faults_end: faults_end.max(3000),
             planted: None,
@@ -304,6 +322,13 @@ impl Plan {
         let lease = longest.max(self.min_ttl.unsigned_abs() * 1000);
         let grace = if self.whole_grace { lease } else { lease / 2 };
         lease + 1500 + grace.max(2000) + 1500
+    }
+
+    /// Whether all wall clocks show the same time.
+    #[must_use]
+    pub fn has_one_time(&self) -> bool {
+        let steps = |fault: &Fault| matches!(fault.what, What::ClockSteps { .. });
+        self.skews.iter().chain(&self.drifts).all(|by| *by == 0) && !self.faults.iter().any(steps)
     }
 
     /// Returns by how much the wall clocks of processes can differ, in ms, where that counts: starts under a rate are
@@ -322,8 +347,10 @@ impl Plan {
     }
 }
 
-fn names(rng: &mut Rng) -> Vec<Name> {
+fn names(rng: &mut Rng, has_operators: bool) -> Vec<Name> {
     let mut kinds = vec![Kind::Plain];
+    // What operators do to a name excuses that permits are idle.
+    kinds.extend(has_operators.then_some(Kind::Mixed));
     let others = [Kind::Plain, Kind::Mixed, Kind::Fair, Kind::Rated];
     kinds.extend((0..rng.below(3)).map(|_| rng.pick(&others)));
     let named = kinds.into_iter().enumerate().map(|(at, kind)| {
@@ -344,8 +371,11 @@ fn names(rng: &mut Rng) -> Vec<Name> {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { processes, tasks, whole_grace, min_ttl, skews, .. } = self;
-        writeln!(f, "{processes} processes, {tasks} requests each at a time, skews {skews:?}")?;
+        let Self { processes, tasks, whole_grace, min_ttl, skews, drifts, .. } = self;
+        writeln!(
+            f,
+            "{processes} processes, {tasks} requests each at a time, skews {skews:?}, drifts {drifts:?}"
+        )?;
         writeln!(f, "whole grace {whole_grace}, leases of {min_ttl} s at least")?;
         for name in &self.names {
             writeln!(f, "{name:?}")?;

@@ -19,6 +19,9 @@ use tower_semaphore::{BackendError, Semaphore};
 use crate::network::Network;
 use crate::plan::{MEMBERS, Plan};
 
+/// How long after a suspension a process may take to notice it, in ms: no timer tells it.
+const RESUMES: u64 = 600;
+
 /// The time at which a run begins, in µs since 1970.
 pub const EPOCH: u64 = 1_700_000_000_000_000;
 
@@ -64,8 +67,11 @@ pub struct Surroundings {
     /// When it was started, in ms.
     born: u64,
     epoch: OnceLock<Instant>,
-    /// How far its wall clock is off, in µs.
+    /// The time by the cluster's clock, in ms.
+    now: AtomicU64,
+    /// How far its wall clock is off, in µs, and how much faster its clocks run, in millionths.
     skew: AtomicI64,
+    drift: i64,
     /// For how long it was suspended, and for how long it did not run, in ms.
     suspended: AtomicU64,
     frozen: AtomicU64,
@@ -73,10 +79,15 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Returns the time, in ms.
+    /// Returns the time by the cluster's clock, in ms.
     pub fn now(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    /// Returns for how long it has existed by its own clock, which counts suspensions.
+    fn passed(&self) -> Duration {
         let passed = self.epoch.get().map_or(Duration::ZERO, Instant::elapsed);
-        self.born + millis(passed) + self.suspended.load(Ordering::Relaxed)
+        passed + Duration::from_millis(self.suspended.load(Ordering::Relaxed))
     }
 
     /// Returns for how long it has not run, in ms.
@@ -91,12 +102,10 @@ impl Surroundings {
 
     fn instant(&self, at: u64) -> Instant {
         let passed = at.saturating_sub(self.born + self.suspended.load(Ordering::Relaxed));
+        let drift = i64::try_from(passed).unwrap_or(0) * self.drift / 1_000_000;
+        let passed = passed.saturating_add_signed(drift);
         *self.epoch.get_or_init(Instant::now) + Duration::from_millis(passed)
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Environment for Surroundings {
@@ -106,7 +115,9 @@ impl Environment for Surroundings {
     }
 
     fn wall(&self) -> u64 {
-        (EPOCH + self.now() * 1000).saturating_add_signed(self.skew.load(Ordering::Relaxed))
+        let passed = u64::try_from(self.passed().as_micros()).unwrap_or(u64::MAX);
+        let wall = EPOCH + self.born * 1000 + passed;
+        wall.saturating_add_signed(self.skew.load(Ordering::Relaxed))
     }
 
     fn suspended(&self, _: Instant) -> Duration {
@@ -161,6 +172,8 @@ pub struct Process {
     pub serial: u64,
     /// It does not run before this, in ms.
     pub frozen_until: u64,
+    /// It stood still: until then, in ms, clients need not have been told what they lost meanwhile.
+    pub tells_at: u64,
     /// Its clock stands still as well.
     pub is_suspended: bool,
     /// It is being shut down.
@@ -194,7 +207,9 @@ impl Process {
             slot,
             born: now,
             epoch: OnceLock::new(),
+            now: AtomicU64::new(now),
             skew: AtomicI64::new(plan.skews[slot]),
+            drift: plan.drifts[slot],
             suspended: AtomicU64::new(0),
             frozen: AtomicU64::new(0),
             entries: Mutex::default(),
@@ -211,6 +226,7 @@ impl Process {
             slot,
             serial,
             frozen_until: 0,
+            tells_at: now,
             is_suspended: false,
             is_closing: false,
             is_shut_down: false,
@@ -241,10 +257,11 @@ impl Process {
         });
     }
 
-    /// Runs it up to this time, in ms, unless it stands still. Returns what was seen, and whether it had stood still.
-    pub fn run(&mut self, from: u64, to: u64) -> (Vec<Entry>, bool) {
+    /// Runs it up to this time, in ms, unless it stands still. Returns what was seen.
+    pub fn run(&mut self, from: u64, to: u64) -> Vec<Entry> {
         if self.frozen_until >= to {
-            return (Vec::new(), true);
+            self.tells_at = u64::MAX;
+            return Vec::new();
         }
         let stood = from.saturating_sub(self.ran_until);
         self.surroundings.frozen.fetch_add(stood, Ordering::Relaxed);
@@ -252,16 +269,21 @@ impl Process {
         if is_suspended {
             self.surroundings.suspended.fetch_add(stood, Ordering::Relaxed);
         }
+        if stood > 0 {
+            self.tells_at = to + if is_suspended { RESUMES } else { 1 };
+        }
         let surroundings = &self.surroundings;
+        surroundings.now.store(to, Ordering::Relaxed);
         self.runtime.block_on(async {
             if stood > 0 && !is_suspended {
                 // All timers that passed meanwhile are due at once.
-                advance(Duration::from_millis(stood)).await;
+                let passed = surroundings.instant(from).saturating_duration_since(Instant::now());
+                advance(passed).await;
             }
             sleep_until(surroundings.instant(to)).await;
         });
         self.ran_until = to;
         let entries = &mut *surroundings.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        (std::mem::take(entries), stood > 0)
+        std::mem::take(entries)
     }
 }

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::chance::{Rng, mix};
 use crate::checker::{Checker, Violation};
 use crate::client::Client;
 use crate::cluster::{Cluster, Trouble};
 use crate::network::Network;
-use crate::plan::{FAULT_KINDS, Fault, MEMBERS, PROBES, Plan, Planted, Side, What};
+use crate::plan::{FAULT_KINDS, Fault, Kind, MEMBERS, PROBES, Plan, Planted, Side, What};
 use crate::process::{Process, Seen};
 use crate::server::serve;
 use crate::store::Store;
@@ -21,11 +21,13 @@ use crate::store::Store;
 /// How long a window is, in ms.
 const WINDOW: u64 = 1;
 /// How long the requests of names with a rate end before each of them is asked for, in ms.
-const RATED_BEFORE: u64 = 3000;
+const RATED_BEFORE: u64 = 5500;
 /// How long after the load the last request may end, in ms.
 const GIVES_BACK: u64 = 7500;
 /// How long after that nothing is stored of it any more, in ms: permits linger, and starts count for a second.
 const LINGERS: u64 = 2500;
+/// How long after the last fault what operators did is undone, in ms: what they asked for by then is done or has failed.
+const CLEARS: u64 = 2000;
 /// How long a shutdown may take, in ms.
 const SHUTS_DOWN: u64 = 6000;
 /// How long after that everything is gone, in ms: the longest lease, and the time in which etcd notices its end.
@@ -75,6 +77,8 @@ struct World<'a> {
     starts: BTreeSet<(u64, usize)>,
     /// When there is space again, and a clock is right again.
     space_at: Option<u64>,
+    /// When what operators did is to be undone; 0: they did nothing.
+    clears_at: u64,
     is_over: bool,
     /// Ends the load: that of names without a rate, and of those with one.
     are_over: [Arc<AtomicBool>; 2],
@@ -112,6 +116,7 @@ impl<'a> World<'a> {
             faults: plan.faults.iter().copied().collect(),
             starts: BTreeSet::new(),
             space_at: None,
+            clears_at: 0,
             is_over: false,
             are_over: Default::default(),
             traced,
@@ -192,6 +197,9 @@ impl<'a> World<'a> {
             self.space_at = None;
             self.cluster.state().store.has_space = true;
         }
+        if self.clears_at > 0 && self.now == self.plan.faults_end + CLEARS {
+            self.clear();
+        }
         while self.starts.first().is_some_and(|(at, _)| *at <= from)
             && let Some((_, slot)) = self.starts.pop_first()
         {
@@ -209,8 +217,8 @@ impl<'a> World<'a> {
         for slot in 0..self.processes.len() {
             let Some(process) = &mut self.processes[slot] else { continue };
             let serial = process.serial;
-            let (entries, stood) = process.run(from, to);
-            if !stood {
+            let entries = process.run(from, to);
+            if to >= process.tells_at {
                 running.insert(serial);
             }
             for entry in entries {
@@ -253,7 +261,7 @@ impl<'a> World<'a> {
                 process.spawn(async move {
                     loop {
                         _ = semaphore.inspect(name.as_str()).await;
-                        tokio::time::sleep(Duration::from_millis(1)).await;
+                        sleep(Duration::from_millis(1)).await;
                     }
                 });
             }
@@ -272,6 +280,7 @@ impl<'a> World<'a> {
             numbers: Arc::clone(&self.numbers),
             planted: self.plan.planted,
             calms_at: self.plan.faults_end,
+            settled_at: self.plan.faults_end + self.plan.settle(),
             is_over: Arc::clone(&self.are_over[usize::from(is_rated)]),
         }
     }
@@ -351,6 +360,9 @@ impl<'a> World<'a> {
                 let all = 0..self.plan.processes;
                 all.for_each(|process| self.stall(process, member, Side::Both, until));
             }
+            What::Limits { process, .. } | What::Pauses { process } => {
+                self.operate(what, process, until);
+            }
             other => self.begin_in_cluster(other, until),
         }
     }
@@ -406,6 +418,40 @@ impl<'a> World<'a> {
             What::WatchesLose { percent } => state.troubles.watches_lose = trouble(percent),
             What::WatchesEnd { percent } => state.troubles.watches_end = trouble(percent),
             _ => {}
+        }
+    }
+
+    /// An operator changes the first name that it may.
+    fn operate(&mut self, what: What, slot: usize, until: u64) {
+        let name = self.plan.names.iter().find(|name| name.kind == Kind::Mixed);
+        let (Some(name), Some(process)) = (name, &self.processes[slot]) else { return };
+        let (semaphore, name) = (process.semaphore.clone(), name.name.clone());
+        process.spawn(async move {
+            _ = match what {
+                What::Limits { limit, .. } => semaphore.set_limit(name, limit).await,
+                _ => semaphore.pause(name).await,
+            };
+        });
+        self.clears_at = self.clears_at.max(until);
+    }
+
+    /// Undoes what operators did, from every process, as long as that takes.
+    fn clear(&self) {
+        let Some(name) = self.plan.names.iter().find(|name| name.kind == Kind::Mixed) else {
+            return;
+        };
+        for process in self.processes.iter().flatten() {
+            let (semaphore, name) = (process.semaphore.clone(), name.name.clone());
+            process.spawn(async move {
+                for _ in 0..20 {
+                    if semaphore.clear_limit(name.as_str()).await.is_ok()
+                        && semaphore.resume(name.as_str()).await.is_ok()
+                    {
+                        break;
+                    }
+                    sleep(Duration::from_millis(100)).await;
+                }
+            });
         }
     }
 }

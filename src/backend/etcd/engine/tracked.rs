@@ -8,7 +8,7 @@ use super::answers::Asker;
 use super::deference::Deference;
 use crate::error::BackendError;
 use crate::protocol::Time;
-use crate::protocol::liveness::OwnRows;
+use crate::protocol::liveness::{OwnRows, deadline};
 use crate::protocol::replica::{Change, Replica, Row, Transaction};
 
 /// The pause after a transaction that failed, but not because another process was first. It doubles up to the longest.
@@ -141,13 +141,23 @@ impl Tracked {
 
     /// Whether what is known is enough to renew permits: their rows have had their signs of life without a gap since it was
     /// seen. What waits is to hear of its grant even if the watch lost the event, so it is read for that.
+    ///
+    /// Nor is it enough if a permit could be one that a session gives up already, because it lingers for up to half of its
+    /// lease: the session would ask for it again at once, and again.
     pub(super) fn is_recent(&self, own: &OwnRows, now: Time) -> bool {
         let Some((at, revision)) = self.seen else { return false };
         let is_since = |pending: &Pending| {
             let registered_at = own.registered_at(pending.seconds);
             registered_at.and_then(|at| u64::try_from(at).ok()).is_some_and(|at| at <= revision)
         };
-        now < at + SEEN_MAX && !self.replica.asks_for_waiting() && self.pending.iter().all(is_since)
+        let lasts = |pending: &Pending| {
+            let from = own.leases_from(pending.seconds);
+            from.is_some_and(|from| now + pending.lease / 2 < deadline(from, pending.seconds))
+        };
+        let is_enough = |pending: &Pending| is_since(pending) && lasts(pending);
+        now < at + SEEN_MAX
+            && !self.replica.asks_for_waiting()
+            && self.pending.iter().all(is_enough)
     }
 
     /// For how long calls wait for others, so that one transaction writes them all.
