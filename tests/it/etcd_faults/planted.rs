@@ -322,7 +322,7 @@ fn a_living_process_that_is_forgotten_is_found() {
 fn a_permit_that_is_forgotten_before_the_grace_is_found() {
     let mut history = History::queue();
     history.sign(A, 0);
-    history.now += 1998 * MS;
+    history.now += 1960 * MS;
     history.put(C, &[held(B, 1), waits(C, 1, 11)]);
     history.breaks(Rule::Forgotten);
     // The grace counts from the last end of the sign.
