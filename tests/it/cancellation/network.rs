@@ -101,11 +101,7 @@ impl Server {
     /// Whether a call that is dropped in this phase has something to send before the answer comes. With etcd, it waits for the
     /// transaction that is under way.
     const fn sends_at_once(&self, phase: Phase) -> bool {
-        match self {
-            Self::Redis(_) => true,
-            #[cfg(feature = "etcd")]
-            Self::Etcd(_) => matches!(phase, Unsent | Answered),
-        }
+        matches!(self, Self::Redis(_)) || matches!(phase, Unsent | Answered)
     }
 
     /// Returns the number of semaphores that are stored.
