@@ -5,6 +5,9 @@
 
 #![allow(clippy::print_stdout, reason = "a table is what it is for")]
 
+#[path = "../../tests/it/support/faulty_proxy.rs"]
+#[allow(dead_code, reason = "for the tests of etcd alone")]
+mod faulty_proxy;
 mod mutex;
 #[path = "../../tests/it/support/ports.rs"]
 mod ports;

@@ -5,19 +5,21 @@
 
 mod history;
 mod judge;
+mod links;
 mod load;
 mod observer;
 mod planted;
+mod rebuilt;
 mod world;
 
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::task::block_in_place;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tower_semaphore::ConnectionState;
 
-use self::load::{CUT, KEPT, limit};
+use self::load::{KEPT, limit};
 use self::world::{PROCESSES, World};
 use crate::support::etcd::EtcdCluster;
 use crate::support::eventually;
@@ -71,13 +73,7 @@ async fn a_leader_is_moved() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_is_killed() {
     let mut world = World::start().await;
-    let leader = world.leader_beside(None);
-    // One that processes use.
-    let used = |at: usize| (world.cluster.members[at].watches(), at);
-    let followers = (0..3).filter(|at| *at != leader).map(used);
-    let most = block_in_place(|| followers.max_by(|(a, _), (b, _)| a.total_cmp(b)));
-    let (watches, follower) = most.unwrap();
-    assert!(watches > 0.0, "nobody uses a follower");
+    let follower = world.used_follower();
     world.cluster.members[follower].kill();
     world.serves_all().await;
     block_in_place(|| world.cluster.members[follower].restart());
@@ -165,49 +161,6 @@ async fn leases_are_revoked() {
     assert!(report.signs_gone >= 2 * PROCESSES, "{report:?}");
     assert!(report.signs_back >= 2 * PROCESSES, "{report:?}");
     assert!(!report.forgotten.contains_key(KEPT), "{report:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_process_is_cut_off() {
-    let (world, proxies) = behind_proxies().await;
-    let (release, released) = watch::channel(false);
-    let joined = async |in_use: u64, waiting: u64| {
-        eventually("they have their places", async || {
-            let seen = world.nodes[1].inspect(CUT).await;
-            seen.is_ok_and(|seen| (seen.in_use, seen.waiting) == (in_use, waiting))
-        })
-        .await;
-    };
-    // It holds all permits, and is the first to wait; another process waits behind it.
-    let lost = [0, 0].map(|number| world.load.hold(number, CUT, released.clone()));
-    joined(2, 0).await;
-    let returning = [0, 0, 0].map(|number| world.load.hold(number, CUT, released.clone()));
-    joined(2, 3).await;
-    let next = world.load.hold(1, CUT, released.clone());
-    joined(2, 4).await;
-
-    proxies.iter().for_each(|proxy| proxy.stall(true));
-    let cut = Instant::now();
-    for permit in lost {
-        let (_, is_lost) = timeout(Duration::from_secs(3), permit).await.unwrap().unwrap();
-        assert!(is_lost, "it relies on no permit past its lease");
-    }
-    println!("cut off: its permits were lost after {:?}", cut.elapsed());
-    release.send_replace(true);
-    let (granted, is_lost) = timeout(Duration::from_secs(7), next).await.unwrap().unwrap();
-    println!("cut off: another process was granted them after {:?}", granted - cut);
-    assert!(!is_lost);
-    world.serves(1..PROCESSES).await;
-    // What it had sent arrives late.
-    proxies.iter().for_each(|proxy| proxy.stall(false));
-    for permit in returning {
-        let (_, is_lost) = timeout(Duration::from_secs(7), permit).await.unwrap().unwrap();
-        assert!(!is_lost);
-    }
-    world.serves_all().await;
-    let (_, report) = world.finish("a process cut off").await;
-    assert_eq!(report.forgotten[CUT], [2, 3]);
-    assert_eq!(report.signs_gone, 1);
 }
 
 /// Starts processes each of which has proxies of its own before all members, and returns those of the first. A process that

@@ -27,6 +27,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tower_semaphore::protocol::NodeId;
@@ -98,6 +99,20 @@ pub(super) fn judge(history: &[Entry], limit: impl Fn(&str) -> u64) -> Report {
         }
     }
     judge.report
+}
+
+/// Parts those violations that are excused from the others. After older data were restored, places that these do not have come
+/// back beside those that they have: until that is settled, there can be too many, and their order is not that of arrival.
+pub(super) fn excuse<'a>(
+    violations: &'a [Violation],
+    unsettled: Option<&RangeInclusive<i64>>,
+) -> (Vec<&'a Violation>, Vec<&'a Violation>) {
+    let is_excused = |violation: &&Violation| {
+        let is_order = matches!(violation.rule, Rule::Tail | Rule::Heads | Rule::Newcomer);
+        (is_order || violation.rule == Rule::Cap)
+            && unsettled.is_some_and(|range| range.contains(&violation.revision))
+    };
+    violations.iter().partition(is_excused)
 }
 
 #[derive(Default)]

@@ -15,6 +15,7 @@ pub(super) const NAMES: [(&str, u32, usize); 2] = [("one", 1, 2), ("eight", 8, 3
 /// The names of single tests.
 pub(super) const CUT: &str = "cut";
 pub(super) const KEPT: &str = "kept";
+pub(super) const MOVED: &str = "moved";
 
 /// Longer than any fault, so nobody is rejected.
 pub(super) const WAIT: Duration = Duration::from_secs(20);
@@ -28,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Returns the limit of a name.
 pub(super) fn limit(name: &str) -> u32 {
     match name {
-        CUT => 2,
+        CUT | MOVED => 2,
         KEPT => 6,
         _ => NAMES.iter().find(|(of, ..)| *of == name).expect("a known name").1,
     }
@@ -36,7 +37,7 @@ pub(super) fn limit(name: &str) -> u32 {
 
 fn policy(name: &str) -> Policy {
     // What is kept over the end of a lease is renewed in time on a busy machine, too.
-    let lease = Duration::from_secs(if name == KEPT { 3 } else { 1 });
+    let lease = Duration::from_secs(if matches!(name, KEPT | MOVED) { 3 } else { 1 });
     Policy::builder(limit(name)).wait_timeout(WAIT).lease(lease).build().unwrap()
 }
 
@@ -112,6 +113,11 @@ impl Load {
 
     pub(super) fn experience(&self) -> MutexGuard<'_, Experience> {
         lock(&self.experience)
+    }
+
+    /// Counts the most permits in use at a time from now on.
+    pub(super) fn forget_most(&self) {
+        self.experience().names.values_mut().for_each(|of| of.most = of.now);
     }
 
     /// Has a process ask for one more permit, and hold it until it is lost or this is told to release it. Returns when it

@@ -4,7 +4,7 @@ use tower_semaphore::protocol::NodeId;
 use tower_semaphore::protocol::liveness::Row;
 
 use super::history::{Change, Entry, Id, Place, Snapshot};
-use super::judge::{Report, Rule, judge};
+use super::judge::{Report, Rule, excuse, judge};
 
 const LIMIT: u64 = 1;
 const MS: u64 = 1000;
@@ -375,4 +375,28 @@ fn an_id_may_come_back_after_it_was_forgotten_or_at_an_absent_key() {
     history.delete();
     history.put(A, &[held(A, 1)]);
     history.is_clean();
+}
+
+#[test]
+fn only_what_restored_data_can_cause_is_excused_and_only_until_it_is_settled() {
+    let mut over = History::new();
+    over.put(A, &[held(A, 1), held(B, 1)]);
+    let mut out_of_turn = History::queue();
+    out_of_turn.put(A, &[held(C, 1), waits(B, 1, 10)]);
+    let mut idle = History::queue();
+    idle.put(A, &[waits(B, 1, 10), waits(C, 1, 11)]);
+    for (history, is_excusable) in [(over, true), (out_of_turn, true), (idle, false)] {
+        let found = history.judge().violations;
+        let at = found[0].revision;
+        for (unsettled, is_unsettled) in [
+            (Some(1..=at), true),
+            (Some(1..=at - 1), false),
+            (Some(at + 1..=at + 9), false),
+            (None, false),
+        ] {
+            let (excused, others) = excuse(&found, unsettled.as_ref());
+            assert_eq!(excused.len() + others.len(), found.len());
+            assert_eq!(others.is_empty(), is_excusable && is_unsettled, "{found:?} {unsettled:?}");
+        }
+    }
 }

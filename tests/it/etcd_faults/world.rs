@@ -1,10 +1,12 @@
 //! Three members, six processes, their load, and what is stored meanwhile.
 
+use std::ops::{Range, RangeInclusive};
+
 use tokio::task::block_in_place;
 use tower_semaphore::Semaphore;
 
-use super::history::SEMAPHORES;
-use super::judge::{Report, judge};
+use super::history::{Entry, SEMAPHORES};
+use super::judge::{Report, excuse, judge};
 use super::load::{Experience, Load, NAMES, Use, limit};
 use super::observer::Observer;
 use crate::support::etcd::EtcdCluster;
@@ -20,6 +22,8 @@ pub(super) struct World {
     pub(super) nodes: Vec<Semaphore>,
     pub(super) observer: Observer,
     pub(super) load: Load,
+    /// The revisions of the values that are [excused](excuse).
+    unsettled: Option<RangeInclusive<i64>>,
 }
 
 impl World {
@@ -34,7 +38,7 @@ impl World {
         let observer = Observer::start(&cluster.url());
         let nodes: Vec<_> = urls.iter().map(|url| Semaphore::etcd(url).unwrap()).collect();
         let load = Load::start(&nodes);
-        let world = Self { cluster, nodes, observer, load };
+        let world = Self { cluster, nodes, observer, load, unsettled: None };
         world.serves_all().await;
         world
     }
@@ -44,7 +48,7 @@ impl World {
         self.serves(0..PROCESSES).await;
     }
 
-    pub(super) async fn serves(&self, processes: std::ops::Range<usize>) {
+    pub(super) async fn serves(&self, processes: Range<usize>) {
         let before = self.load.experience().granted.clone();
         eventually_or("each process is served", async || {
             let experience = self.load.experience();
@@ -72,9 +76,32 @@ impl World {
         block_in_place(|| self.cluster.leader_beside(other))
     }
 
+    /// Returns a member that follows, and that processes use.
+    pub(super) fn used_follower(&self) -> usize {
+        let leader = self.leader_beside(None);
+        let used = |at: usize| (self.cluster.members[at].watches(), at);
+        let followers = (0..3).filter(|at| *at != leader).map(used);
+        let most = block_in_place(|| followers.max_by(|(a, _), (b, _)| a.total_cmp(b)));
+        let (watches, follower) = most.unwrap();
+        assert!(watches > 0.0, "nobody uses a follower");
+        follower
+    }
+
+    /// Returns all that happened until now. The next history begins with what is stored after that.
+    pub(super) async fn another_history(&mut self) -> Vec<Entry> {
+        let next = Observer::start(&self.cluster.url());
+        std::mem::replace(&mut self.observer, next).finish(&self.cluster.members[0]).await
+    }
+
+    /// Values of these revisions are [excused](excuse), and more permits than the limit may have been in use until now.
+    pub(super) fn settled(&mut self, unsettled: RangeInclusive<i64>) {
+        self.unsettled = Some(unsettled);
+        self.load.forget_most();
+    }
+
     /// Ends the load, and checks what is true whatever happened.
     pub(super) async fn finish(self, fault: &str) -> (Experience, Report) {
-        let Self { cluster, nodes, observer, load } = self;
+        let Self { cluster, nodes, observer, load, unsettled } = self;
         let experience = load.stop().await;
         let stored = || {
             let words = ["get", "--prefix", "--keys-only", SEMAPHORES];
@@ -100,12 +127,11 @@ impl World {
             report.versions,
         );
         println!("grants of each process: {:?}", experience.granted);
-        let found: Vec<_> = report.violations.iter().take(20).map(ToString::to_string).collect();
-        assert!(
-            found.is_empty(),
-            "{} violations, the first are {found:#?}",
-            report.violations.len()
-        );
+        let (excused, found) = excuse(&report.violations, unsettled.as_ref());
+        excused.iter().for_each(|violation| println!("{fault}: excused: {violation}"));
+        let count = found.len();
+        let found: Vec<_> = found.iter().take(20).map(ToString::to_string).collect();
+        assert!(found.is_empty(), "{count} violations, the first are {found:#?}");
         assert_eq!(experience.rejected, [""; 0], "nobody waits too long");
         for (name, Use { now, most, .. }) in &experience.names {
             assert_eq!(*now, 0, "{name}");

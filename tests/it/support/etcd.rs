@@ -1,15 +1,16 @@
 //! An etcd of a test's own: one member, or a cluster of three.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::path::Path;
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tower_semaphore::Semaphore;
 
+use super::faulty_proxy::PeerLinks;
 use super::ports::free_port;
 use super::until;
 
@@ -28,13 +29,26 @@ pub(crate) struct TestEtcd {
 struct Ports {
     client: u16,
     peer: u16,
+    /// Where the other members reach it.
+    advertised: u16,
     /// Serves health and metrics, without TLS and users.
     metrics: u16,
 }
 
 impl Ports {
     fn free() -> Self {
-        Self { client: free_port(), peer: free_port(), metrics: free_port() }
+        let peer = free_port();
+        Self { client: free_port(), peer, advertised: peer, metrics: free_port() }
+    }
+
+    /// The peer URL that the cluster knows.
+    fn peer_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.advertised)
+    }
+
+    /// The member, as `--initial-cluster` has it.
+    fn listed(&self) -> String {
+        format!("{}={}", self.peer, self.peer_url())
     }
 }
 
@@ -43,11 +57,11 @@ fn binary() -> String {
     std::env::var("TEST_ETCD").unwrap_or_else(|_| "etcd".to_owned())
 }
 
-/// Returns the operator's tool: the one beside the server, or the one in the PATH.
-fn ctl_binary() -> String {
-    let beside = Path::new(&binary()).with_file_name("etcdctl");
+/// Returns a tool of operators: the one beside the server, or the one in the PATH.
+fn tool(name: &str) -> String {
+    let beside = Path::new(&binary()).with_file_name(name);
     let is_there = beside.components().count() > 1 && beside.exists();
-    if is_there { beside.display().to_string() } else { "etcdctl".to_owned() }
+    if is_there { beside.display().to_string() } else { name.to_owned() }
 }
 
 impl TestEtcd {
@@ -93,13 +107,13 @@ impl TestEtcd {
     }
 
     fn run_ctl(&self, words: &[&str]) -> Output {
-        Command::new(ctl_binary())
+        Command::new(tool("etcdctl"))
             .env("ETCDCTL_API", "3")
             .arg(format!("--endpoints={}", self.address()))
             .args(words)
             .stdin(Stdio::null())
             .output()
-            .unwrap_or_else(|error| panic!("{}: {error}", ctl_binary()))
+            .unwrap_or_else(|error| panic!("etcdctl: {error}"))
     }
 
     /// Returns a number that the member counts.
@@ -161,6 +175,29 @@ impl TestEtcd {
         self.signal("CONT");
     }
 
+    /// Returns a data directory with what was saved, for this member.
+    fn unpack(&self, saved: &Saved, token: &str) -> PathBuf {
+        let data = self.dir.path().join("restored");
+        let run = |tool: &str| {
+            Command::new(tool)
+                .env("ETCDCTL_API", "3")
+                .args(["snapshot", "restore"])
+                .arg(saved.dir.path().join("snapshot"))
+                .arg(format!("--data-dir={}", data.display()))
+                .arg(format!("--name={}", self.ports.peer))
+                .arg(format!("--initial-advertise-peer-urls={}", self.ports.peer_url()))
+                .args(self.args.iter().filter(|arg| arg.starts_with("--initial-cluster=")))
+                .arg(format!("--initial-cluster-token={token}"))
+                .stdin(Stdio::null())
+                .output()
+        };
+        // Since 3.6, a tool of its own does this.
+        let output = run(&tool("etcdutl")).or_else(|_| run(&tool("etcdctl"))).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "snapshot restore: {said}");
+        data
+    }
+
     fn signal(&self, name: &str) {
         let pid = self.server.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
@@ -177,11 +214,95 @@ impl Drop for TestEtcd {
 /// A cluster of three members, each of which can be killed, frozen and started again.
 pub(crate) struct EtcdCluster {
     pub(crate) members: Vec<TestEtcd>,
+    /// Between the members, if the cluster was started so.
+    links: Option<PeerLinks>,
 }
 
 impl EtcdCluster {
     pub(crate) fn start() -> Self {
-        Self { members: start(3, &[]) }
+        Self { members: start(3, &[]), links: None }
+    }
+
+    /// Starts a cluster whose members reach each other through proxies.
+    pub(crate) fn start_with_links() -> Self {
+        for _ in 0..5 {
+            let mut ports = free_ports(3);
+            let peers: Vec<_> = ports.iter().map(|ports| ports.peer).collect();
+            let links = PeerLinks::start(&peers, {
+                let peers = peers.clone();
+                move |client, proxy| member_of(&peers, client, proxy)
+            });
+            for (ports, proxy) in ports.iter_mut().zip(links.addresses()) {
+                ports.advertised = proxy.port();
+            }
+            if let Some(members) = try_start(ports, &[]) {
+                return Self { members, links: Some(links) };
+            }
+        }
+        panic!("{} did not start behind proxies", binary());
+    }
+
+    /// Stalls what a member says to the others, and what they say to it; or lets it pass again.
+    pub(crate) fn cut_peers(&self, member: usize, [says, hears]: [bool; 2]) {
+        let links = self.links.as_ref().expect("a cluster with links");
+        for other in (0..self.members.len()).filter(|other| *other != member) {
+            links.stall(member, other, says);
+            links.stall(other, member, hears);
+        }
+    }
+
+    /// Removes a member from the cluster, and has a new one with no data take its place and its ports.
+    pub(crate) fn replace(&mut self, at: usize) {
+        let id = self.members[at].id();
+        let others = (at + 1) % self.members.len();
+        // Where another member is new, it is to be in touch for five seconds first.
+        until("the cluster lets it go", || {
+            self.members[others].try_ctl(&["member", "remove", &id])
+        });
+        let member = &mut self.members[at];
+        until("it ends by itself", || member.server.try_wait().unwrap().is_some());
+        let (name, url) = (member.ports.peer.to_string(), member.ports.peer_url());
+        let add = ["member", "add", &name, &format!("--peer-urls={url}")];
+        until("the cluster takes another one", || self.members[others].try_ctl(&add));
+        let member = &mut self.members[at];
+        member.dir = TempDir::new().unwrap();
+        if !member.args.iter().any(|arg| arg == EXISTING) {
+            member.args.push(EXISTING.to_owned());
+        }
+        member.restart();
+        let metrics = member.ports.metrics;
+        until("it is part of the cluster", || is_healthy(metrics));
+        assert_ne!(self.members[at].id(), id);
+    }
+
+    /// Saves the data of the cluster.
+    pub(crate) fn save(&self) -> Saved {
+        let dir = TempDir::new().unwrap();
+        let file = dir.path().join("snapshot");
+        self.members[0].ctl(&["snapshot", "save", &file.display().to_string()]);
+        Saved { dir }
+    }
+
+    /// Ends all members, and starts them again with these data. The cluster keeps its id, unless it is to be another one.
+    pub(crate) fn restore(&mut self, saved: &Saved, is_other: bool) {
+        let token = if is_other { "another" } else { "etcd-cluster" };
+        let data: Vec<_> = self.members.iter().map(|member| member.unpack(saved, token)).collect();
+        self.members.iter_mut().for_each(TestEtcd::kill);
+        for (member, data) in self.members.iter_mut().zip(data) {
+            let used = member.dir.path().join("data");
+            fs::remove_dir_all(&used).unwrap();
+            fs::rename(data, used).unwrap();
+        }
+        let start =
+            |member: &mut TestEtcd| member.server = spawn(&member.dir, member.ports, &member.args);
+        self.members.iter_mut().for_each(start);
+        for member in &mut self.members {
+            let metrics = member.ports.metrics;
+            if !becomes(&mut member.server, || get(metrics, "/metrics").is_some()) {
+                member.restart();
+            }
+        }
+        self.wait_until_whole();
     }
 
     /// Returns the URL of all members.
@@ -214,21 +335,53 @@ impl EtcdCluster {
     }
 }
 
+/// A new member joins a cluster that is there.
+const EXISTING: &str = "--initial-cluster-state=existing";
+
+/// The data of a cluster as of one moment.
+pub(crate) struct Saved {
+    dir: TempDir,
+}
+
+/// Returns which of the members with these peer ports the client of a connection to a proxy is.
+///
+/// Each member advertises one address to all others, so only the sockets themselves tell them apart.
+fn member_of(peers: &[u16], client: SocketAddr, proxy: SocketAddr) -> Option<usize> {
+    let ends = [client.port(), proxy.port()].map(|port| format!("0100007F:{port:04X}"));
+    let sockets = fs::read_to_string("/proc/net/tcp").unwrap();
+    let mut sockets = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let socket = sockets.find(|fields| fields[1..3] == ends)?;
+    let socket = PathBuf::from(format!("socket:[{}]", socket[9]));
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(args) = fs::read_to_string(process.path().join("cmdline")) else { continue };
+        let is_of = |peer: &u16| args.split('\0').any(|arg| arg == listens(*peer));
+        let Some(member) = peers.iter().position(is_of) else { continue };
+        let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
+        if files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|of| of == socket)) {
+            return Some(member);
+        }
+    }
+    None
+}
+
+fn free_ports(count: usize) -> Vec<Ports> {
+    (0..count).map(|_| Ports::free()).collect()
+}
+
 /// Starts the members of a cluster, and waits until all are part of it.
 fn start(count: usize, args: &[&str]) -> Vec<TestEtcd> {
     // Another process can take a port between the check and the start.
     for _ in 0..5 {
-        if let Some(members) = try_start(count, args) {
+        if let Some(members) = try_start(free_ports(count), args) {
             return members;
         }
     }
     panic!("{} did not start; is it installed?", binary());
 }
 
-fn try_start(count: usize, args: &[&str]) -> Option<Vec<TestEtcd>> {
-    let ports: Vec<_> = (0..count).map(|_| Ports::free()).collect();
-    let all = ports.iter().map(|ports| format!("{0}=http://127.0.0.1:{0}", ports.peer));
-    let all = format!("--initial-cluster={}", all.collect::<Vec<_>>().join(","));
+fn try_start(ports: Vec<Ports>, args: &[&str]) -> Option<Vec<TestEtcd>> {
+    let all: Vec<_> = ports.iter().map(Ports::listed).collect();
+    let all = format!("--initial-cluster={}", all.join(","));
     let args = args.iter().map(|arg| (*arg).to_owned()).chain([all]).collect::<Vec<_>>();
     let start = |ports| {
         let dir = TempDir::new().unwrap();
@@ -243,18 +396,22 @@ fn try_start(count: usize, args: &[&str]) -> Option<Vec<TestEtcd>> {
     members.iter_mut().all(healthy).then_some(members)
 }
 
+/// The argument by which a member is told from others.
+fn listens(peer: u16) -> String {
+    format!("--listen-peer-urls=http://127.0.0.1:{peer}")
+}
+
 fn spawn(dir: &TempDir, ports: Ports, args: &[String]) -> Child {
     let is_tls = args.iter().any(|arg| arg.starts_with("--cert-file"));
     let client = format!("http{}://127.0.0.1:{}", if is_tls { "s" } else { "" }, ports.client);
-    let peer = format!("http://127.0.0.1:{}", ports.peer);
     let log = File::options().create(true).append(true).open(dir.path().join("log")).unwrap();
     Command::new(binary())
         .arg(format!("--name={}", ports.peer))
         .arg(format!("--data-dir={}", dir.path().join("data").display()))
         .arg(format!("--listen-client-urls={client}"))
         .arg(format!("--advertise-client-urls={client}"))
-        .arg(format!("--listen-peer-urls={peer}"))
-        .arg(format!("--initial-advertise-peer-urls={peer}"))
+        .arg(listens(ports.peer))
+        .arg(format!("--initial-advertise-peer-urls={}", ports.peer_url()))
         .arg(format!("--listen-metrics-urls=http://127.0.0.1:{}", ports.metrics))
         .args(["--heartbeat-interval=10", "--election-timeout=100", "--logger=zap"])
         .args(args)

@@ -13,7 +13,10 @@ pub(crate) mod etcd;
 #[cfg(feature = "redis")]
 pub(crate) mod failover;
 #[cfg(any(feature = "etcd", feature = "redis"))]
-#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "some of it is for tests with Redis"))]
+#[cfg_attr(
+    not(all(feature = "etcd", feature = "redis")),
+    allow(dead_code, reason = "some of it is for tests with one of the two")
+)]
 pub(crate) mod faulty_proxy;
 #[cfg(feature = "redis")]
 pub(crate) mod fleet;
