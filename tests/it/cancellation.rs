@@ -2,11 +2,11 @@
 //!
 //! This file uses the embedded backend, where every step can be counted: each future is polled k times and dropped, for
 //! k = 0, 1, 2, ... until it is done. What happens between two polls (a permit is freed, a lookup ends, a frame
-//! arrives) is seen by the next poll, or never. `redis` does the same with Redis, where a call is in flight for a
-//! while.
+//! arrives) is seen by the next poll, or never. `network` does the same with Redis and etcd, where a call is in flight for
+//! a while.
 
 #[cfg(feature = "redis")]
-mod redis;
+mod network;
 
 use std::any::Any;
 use std::cell::RefCell;

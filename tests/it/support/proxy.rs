@@ -66,6 +66,12 @@ impl Proxy {
         Self { address, orders, seen, listening }
     }
 
+    /// Returns `host:port` for clients.
+    #[cfg(feature = "etcd")]
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("redis://{}/", self.address)
     }

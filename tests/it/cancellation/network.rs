@@ -1,10 +1,9 @@
-//! The same with Redis, where a call is in flight for a while. A proxy holds back what passes, so that a call can be
-//! dropped in each phase, and the connection can then go on or
-//! break.
+//! The same with a server, where a call is in flight for a while. A proxy holds back what passes, so that a call can be
+//! dropped in each phase, and the connection can then go on or break.
 //!
 //! The lease is far longer than the waits in these tests, so that nothing is left because it was released, not because
 //! its lease ended. There is one exception, which the design allows to leave something for a lease: an acquire that
-//! the network delivers to Redis after its release.
+//! the network delivers to Redis after its release. With etcd, it finds that the semaphore has changed.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -14,12 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use deadpool_redis::redis;
 use futures_util::future::join_all;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
-use redis::aio::MultiplexedConnection;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, service_fn};
 use tower_semaphore::backend::RedisBackend;
@@ -28,6 +25,8 @@ use tower_semaphore::{
     AcquireError, ConcurrencyLimitLayer, ConnectionState, Permit, Policy, RejectReason, Semaphore,
 };
 
+#[cfg(feature = "etcd")]
+use crate::support::etcd::TestEtcd;
 use crate::support::eventually;
 use crate::support::proxy::{Proxy, REPLIES, REQUESTS};
 use crate::support::redis::TestRedis;
@@ -40,6 +39,139 @@ const GIVEN_BACK: Lease = Lease { usual: LEASE, late: None };
 const BY_LEASE: Lease = Lease { usual: LEASE, late: Some(Policy::MIN_LEASE) };
 /// The time in which everything is released that does not wait for a lease. Generous, but far below `LEASE`.
 const SOON: Duration = Duration::from_secs(5);
+
+/// The server of a test.
+#[derive(Clone)]
+enum Server {
+    Redis(Arc<TestRedis>),
+    #[cfg(feature = "etcd")]
+    Etcd(Arc<TestEtcd>),
+}
+
+impl Server {
+    fn redis() -> Self {
+        Self::Redis(Arc::new(TestRedis::start()))
+    }
+
+    #[cfg(feature = "etcd")]
+    fn etcd() -> Self {
+        Self::Etcd(Arc::new(TestEtcd::start()))
+    }
+
+    fn port(&self) -> u16 {
+        match self {
+            Self::Redis(redis) => redis.port(),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(etcd) => etcd.client_port(),
+        }
+    }
+
+    /// Creates a process that reaches the server directly.
+    fn semaphore(&self) -> Semaphore {
+        match self {
+            Self::Redis(redis) => redis.semaphore(),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(etcd) => etcd.semaphore(),
+        }
+    }
+
+    /// Creates a process that reaches the server through a proxy, and does not give up what that holds back for a while.
+    fn semaphore_behind(&self, proxy: &Proxy) -> Semaphore {
+        match self {
+            Self::Redis(_) => {
+                let backend = RedisBackend::builder(proxy.url());
+                let backend = backend.response_timeout(Duration::from_secs(20));
+                Semaphore::new(backend.build().unwrap())
+            }
+            // Its second is longer than a cell takes.
+            #[cfg(feature = "etcd")]
+            Self::Etcd(_) => Semaphore::etcd(&format!("etcd://{}", proxy.address())).unwrap(),
+        }
+    }
+
+    /// Whether what a call of this lease left may stay until that ends.
+    fn leaves(&self, lease: Lease, then: Then) -> Option<Duration> {
+        match self {
+            Self::Redis(_) => lease.late.filter(|_| then == ArrivesLate),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(_) => None,
+        }
+    }
+
+    /// Whether a call that is dropped in this phase has something to send before the answer comes. With etcd, it waits for the
+    /// transaction that is under way.
+    const fn sends_at_once(&self, phase: Phase) -> bool {
+        matches!(self, Self::Redis(_)) || matches!(phase, Unsent | Answered)
+    }
+
+    /// Returns the number of semaphores that are stored.
+    async fn count(&self) -> u64 {
+        self.stored("").await
+    }
+
+    async fn exists(&self, name: &str) -> bool {
+        self.stored(name).await > 0
+    }
+
+    /// Returns how many semaphores are stored, or whether this one is.
+    async fn stored(&self, name: &str) -> u64 {
+        let (server, name) = (self.clone(), name.to_owned());
+        let stored = move || match server {
+            Self::Redis(redis) if name.is_empty() => redis.keys(),
+            Self::Redis(redis) => redis.command(&["EXISTS", &format!("semaphore:{{{name}}}")]),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(etcd) => {
+                let key = format!("semaphore/s/{name}");
+                let key = if name.is_empty() { key } else { key + "/" };
+                etcd.ctl(&["get", "--prefix", "--keys-only", &key]).split_whitespace().count()
+                    as u64
+            }
+        };
+        tokio::task::spawn_blocking(stored).await.unwrap()
+    }
+}
+
+/// Makes a test of each function on each server.
+macro_rules! on_both {
+    ($($name:ident)*) => {
+        mod redis {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::Server::redis()).await;
+            })*
+        }
+        #[cfg(feature = "etcd")]
+        mod etcd {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::Server::etcd()).await;
+            })*
+        }
+    };
+}
+
+on_both! {
+    an_acquire_that_is_dropped_under_the_cap_leaves_nothing
+    an_acquire_that_is_dropped_in_the_queue_leaves_nothing_and_stands_in_nobodys_way
+    an_acquire_that_is_dropped_at_a_full_queue_leaves_nothing
+    a_grant_that_reaches_nobody_any_more_is_given_back
+    a_waiter_that_gave_up_leaves_nothing_however_its_leaving_fares
+    a_release_that_is_dropped_is_carried_out
+    a_permit_that_is_dropped_is_given_back_however_that_fares
+    a_permit_that_is_dropped_while_it_is_renewed_leaves_nothing
+    a_waiter_that_is_dropped_while_it_is_renewed_leaves_nothing
+    to_stop_waiting_for_the_loss_of_a_permit_changes_nothing
+    an_inspection_that_is_dropped_changes_nothing
+    a_shutdown_that_is_dropped_gives_everything_back
+    a_request_that_is_dropped_under_the_cap_leaves_nothing
+    a_request_that_is_dropped_in_the_queue_leaves_nothing
+    a_request_that_is_dropped_in_its_handler_leaves_nothing_however_that_fares
+    a_body_that_is_dropped_after_any_frame_leaves_nothing_however_that_fares
+    a_permit_may_be_dropped_on_a_thread_without_a_runtime
+    a_permit_of_a_semaphore_that_is_gone_is_given_back_over_a_broken_connection
+    an_acquire_made_anew_in_each_round_of_a_loop_leaves_nothing_stored
+    aborting_and_panicking_while_holding_or_waiting_leaves_nothing_stored
+}
 
 /// How far a call has come when it is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +256,7 @@ struct Cell {
     near: Semaphore,
     /// Another one.
     far: Semaphore,
-    redis: MultiplexedConnection,
+    server: Server,
     /// Since when nothing is in the way any more.
     began: Instant,
 }
@@ -135,9 +267,7 @@ impl Cell {
     }
 
     async fn exists(&self) -> bool {
-        let mut redis = self.redis.clone();
-        let key = format!("semaphore:{{{}}}", self.name);
-        redis::cmd("EXISTS").arg(key).query_async(&mut redis).await.unwrap()
+        self.server.exists(&self.name).await
     }
 
     async fn places(&self) -> (u64, u64) {
@@ -259,23 +389,18 @@ impl Cell {
 
 /// Tests all cells at once, each with its own proxy and process; then nothing is stored.
 async fn table(
+    server: Server,
     what: &str,
     cells: &[(Phase, Then)],
     lease: Lease,
     test: impl AsyncFn(&mut Cell) -> Duration,
 ) {
-    let server = TestRedis::start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let connection = client.get_multiplexed_async_connection().await.unwrap();
     let far = server.semaphore();
-    let rows = cells.iter().enumerate().map(async |(i, (phase, then))| {
+    let cells =
+        cells.iter().filter(|(phase, then)| *then != BreaksLater || server.sends_at_once(*phase));
+    let rows = cells.enumerate().map(async |(i, (phase, then))| {
         let proxy = Proxy::start(server.port()).await;
-        let backend = RedisBackend::builder(proxy.url())
-            // The test holds back what is held back, until it says otherwise.
-            .response_timeout(Duration::from_secs(20))
-            .build()
-            .unwrap();
-        let near = Semaphore::new(backend);
+        let near = server.semaphore_behind(&proxy);
         let name = format!("cell-{i}");
         // All connect at once, while other tests run: the first answers may take longer than a request waits for one.
         let first = format!("{what}, {name}: it is answered");
@@ -286,12 +411,12 @@ async fn table(
             name,
             phase: *phase,
             then: *then,
-            lease: lease.late.filter(|_| *then == ArrivesLate).unwrap_or(lease.usual),
-            by_lease: *then == ArrivesLate && lease.late.is_some(),
+            lease: server.leaves(lease, *then).unwrap_or(lease.usual),
+            by_lease: server.leaves(lease, *then).is_some(),
             proxy,
             near,
             far: far.clone(),
-            redis: connection.clone(),
+            server: server.clone(),
             began: Instant::now(),
         };
         let took = test(&mut cell).await;
@@ -305,14 +430,13 @@ async fn table(
     for row in join_all(rows).await {
         eprintln!("{row}");
     }
-    assert_eq!(server.keys(), 0);
+    assert_eq!(server.count().await, 0);
 }
 
 // ===== acquire =====
 
-#[tokio::test]
-async fn an_acquire_that_is_dropped_under_the_cap_leaves_nothing() {
-    table("acquire, free", ALL, BY_LEASE, async |cell| {
+async fn an_acquire_that_is_dropped_under_the_cap_leaves_nothing(server: Server) {
+    table(server, "acquire, free", ALL, BY_LEASE, async |cell| {
         let call = cell.reach(cell.near.acquire(&*cell.name, &cell.policy(1))).await;
         cell.drop_there(call).await;
         // A caller that wants it has it, even before.
@@ -323,9 +447,10 @@ async fn an_acquire_that_is_dropped_under_the_cap_leaves_nothing() {
     .await;
 }
 
-#[tokio::test]
-async fn an_acquire_that_is_dropped_in_the_queue_leaves_nothing_and_stands_in_nobodys_way() {
-    table("acquire, full", ALL, BY_LEASE, async |cell| {
+async fn an_acquire_that_is_dropped_in_the_queue_leaves_nothing_and_stands_in_nobodys_way(
+    server: Server,
+) {
+    table(server, "acquire, full", ALL, BY_LEASE, async |cell| {
         let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
         let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
         let queue = async |ahead| {
@@ -353,9 +478,8 @@ async fn an_acquire_that_is_dropped_in_the_queue_leaves_nothing_and_stands_in_no
     .await;
 }
 
-#[tokio::test]
-async fn an_acquire_that_is_dropped_at_a_full_queue_leaves_nothing() {
-    table("acquire, queue full", ALL, BY_LEASE, async |cell| {
+async fn an_acquire_that_is_dropped_at_a_full_queue_leaves_nothing(server: Server) {
+    table(server, "acquire, queue full", ALL, BY_LEASE, async |cell| {
         let policy =
             Policy::builder(1).wait_timeout(WAIT).lease(LEASE).max_queue(1).build().unwrap();
         let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
@@ -375,8 +499,7 @@ async fn an_acquire_that_is_dropped_at_a_full_queue_leaves_nothing() {
     .await;
 }
 
-#[tokio::test]
-async fn a_grant_that_reaches_nobody_any_more_is_given_back() {
+async fn a_grant_that_reaches_nobody_any_more_is_given_back(server: Server) {
     let cells = [
         (Executed, GoesOn),
         (Executed, Breaks),
@@ -385,7 +508,7 @@ async fn a_grant_that_reaches_nobody_any_more_is_given_back() {
         (Answered, Breaks),
         (Answered, BreaksLater),
     ];
-    table("acquire, granted meanwhile", &cells, GIVEN_BACK, async |cell| {
+    table(server, "acquire, granted meanwhile", &cells, GIVEN_BACK, async |cell| {
         let policy = cell.policy(1);
         let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
         let mut call = task::spawn(cell.near.acquire(&*cell.name, &policy));
@@ -412,9 +535,8 @@ async fn a_grant_that_reaches_nobody_any_more_is_given_back() {
     .await;
 }
 
-#[tokio::test]
-async fn a_waiter_that_gave_up_leaves_nothing_however_its_leaving_fares() {
-    table("acquire, timed out", ON_DROP, GIVEN_BACK, async |cell| {
+async fn a_waiter_that_gave_up_leaves_nothing_however_its_leaving_fares(server: Server) {
+    table(server, "acquire, timed out", ON_DROP, GIVEN_BACK, async |cell| {
         let policy = cell.policy(1);
         let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
         let patience = Duration::from_millis(300);
@@ -447,9 +569,8 @@ async fn a_waiter_that_gave_up_leaves_nothing_however_its_leaving_fares() {
 
 // ===== release =====
 
-#[tokio::test]
-async fn a_release_that_is_dropped_is_carried_out() {
-    table("release", &said(), GIVEN_BACK, async |cell| {
+async fn a_release_that_is_dropped_is_carried_out(server: Server) {
+    table(server, "release", &said(), GIVEN_BACK, async |cell| {
         let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
         let behind = tokio::spawn(cell.far.acquire(&*cell.name, &cell.policy(1)));
         cell.until_places((1, 1)).await;
@@ -462,9 +583,8 @@ async fn a_release_that_is_dropped_is_carried_out() {
     .await;
 }
 
-#[tokio::test]
-async fn a_permit_that_is_dropped_is_given_back_however_that_fares() {
-    table("permit", ON_DROP, GIVEN_BACK, async |cell| {
+async fn a_permit_that_is_dropped_is_given_back_however_that_fares(server: Server) {
+    table(server, "permit", ON_DROP, GIVEN_BACK, async |cell| {
         let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
         let behind = tokio::spawn(cell.far.acquire(&*cell.name, &cell.policy(1)));
         cell.until_places((1, 1)).await;
@@ -500,9 +620,8 @@ async fn renewal(cell: &Cell, interval: Duration) {
     }
 }
 
-#[tokio::test]
-async fn a_permit_that_is_dropped_while_it_is_renewed_leaves_nothing() {
-    table("permit, renewed", ALL, Lease { usual: RENEWED, late: None }, async |cell| {
+async fn a_permit_that_is_dropped_while_it_is_renewed_leaves_nothing(server: Server) {
+    table(server, "permit, renewed", ALL, Lease { usual: RENEWED, late: None }, async |cell| {
         let policy = Policy::builder(1).lease(RENEWED).wait_timeout(WAIT).build().unwrap();
         let permit = cell.near.acquire(&*cell.name, &policy).await.unwrap();
         let mut lost = task::spawn(permit.lost());
@@ -517,9 +636,8 @@ async fn a_permit_that_is_dropped_while_it_is_renewed_leaves_nothing() {
     .await;
 }
 
-#[tokio::test]
-async fn a_waiter_that_is_dropped_while_it_is_renewed_leaves_nothing() {
-    table("acquire, renewed", ALL, GIVEN_BACK, async |cell| {
+async fn a_waiter_that_is_dropped_while_it_is_renewed_leaves_nothing(server: Server) {
+    table(server, "acquire, renewed", ALL, GIVEN_BACK, async |cell| {
         let policy = Policy::builder(1).lease(LEASE).wait_timeout(WAIT).build().unwrap();
         let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
         let mut call = task::spawn(cell.near.acquire(&*cell.name, &policy));
@@ -534,9 +652,8 @@ async fn a_waiter_that_is_dropped_while_it_is_renewed_leaves_nothing() {
     .await;
 }
 
-#[tokio::test]
-async fn to_stop_waiting_for_the_loss_of_a_permit_changes_nothing() {
-    table("lost", &said(), Lease { usual: RENEWED, late: None }, async |cell| {
+async fn to_stop_waiting_for_the_loss_of_a_permit_changes_nothing(server: Server) {
+    table(server, "lost", &said(), Lease { usual: RENEWED, late: None }, async |cell| {
         let policy = Policy::builder(1).lease(RENEWED).wait_timeout(WAIT).build().unwrap();
         let permit = cell.near.acquire(&*cell.name, &policy).await.unwrap();
         let watched = permit.clone();
@@ -558,26 +675,31 @@ async fn to_stop_waiting_for_the_loss_of_a_permit_changes_nothing() {
 #[tokio::test]
 async fn a_permit_that_was_lost_while_its_renewal_was_on_its_way_leaves_nothing() {
     let cells = [(Sent, GoesOn), (Sent, Breaks), (Executed, GoesOn), (Executed, Breaks)];
-    table("lost, for good", &cells, Lease { usual: Policy::MIN_LEASE, late: None }, async |cell| {
-        let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
-        renewal(cell, Duration::ZERO).await;
-        permit.lost().await;
-        // The late renewal and its answer do not revive it.
-        cell.drop_there(()).await;
-        eventually(&cell.what, async || cell.near.inspect(&*cell.name).await.is_ok()).await;
-        assert!(permit.is_lost(), "{}", cell.what);
-        let took = cell.nothing_left().await;
-        assert!(permit.is_lost(), "{}", cell.what);
-        took
-    })
+    table(
+        Server::redis(),
+        "lost, for good",
+        &cells,
+        Lease { usual: Policy::MIN_LEASE, late: None },
+        async |cell| {
+            let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
+            renewal(cell, Duration::ZERO).await;
+            permit.lost().await;
+            // The late renewal and its answer do not revive it.
+            cell.drop_there(()).await;
+            eventually(&cell.what, async || cell.near.inspect(&*cell.name).await.is_ok()).await;
+            assert!(permit.is_lost(), "{}", cell.what);
+            let took = cell.nothing_left().await;
+            assert!(permit.is_lost(), "{}", cell.what);
+            took
+        },
+    )
     .await;
 }
 
 // ===== inspect, shutdown =====
 
-#[tokio::test]
-async fn an_inspection_that_is_dropped_changes_nothing() {
-    table("inspect", &said(), GIVEN_BACK, async |cell| {
+async fn an_inspection_that_is_dropped_changes_nothing(server: Server) {
+    table(server, "inspect", &said(), GIVEN_BACK, async |cell| {
         let policy = Policy::builder(1).lease(LEASE).build().unwrap();
         let permit = cell.near.acquire(&*cell.name, &policy).await.unwrap();
         let (near, name) = (cell.near.clone(), cell.name.clone());
@@ -597,10 +719,9 @@ async fn an_inspection_that_is_dropped_changes_nothing() {
     .await;
 }
 
-#[tokio::test]
-async fn a_shutdown_that_is_dropped_gives_everything_back() {
+async fn a_shutdown_that_is_dropped_gives_everything_back(server: Server) {
     let cells: Vec<_> = said().into_iter().filter(|(_, then)| *then != ArrivesLate).collect();
-    table("shutdown", &cells, GIVEN_BACK, async |cell| {
+    table(server, "shutdown", &cells, GIVEN_BACK, async |cell| {
         let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
         let waits = tokio::spawn(cell.near.acquire(&*cell.name, &cell.policy(1)));
         cell.until_places((1, 1)).await;
@@ -648,9 +769,8 @@ fn layered(
     layer.build().unwrap().layer(handler)
 }
 
-#[tokio::test]
-async fn a_request_that_is_dropped_under_the_cap_leaves_nothing() {
-    table("request, free", ALL, BY_LEASE, async |cell| {
+async fn a_request_that_is_dropped_under_the_cap_leaves_nothing(server: Server) {
+    table(server, "request, free", ALL, BY_LEASE, async |cell| {
         let call = cell.reach(layered(cell, true).call(Request::new(()))).await;
         cell.drop_there(call).await;
         cell.nothing_left().await
@@ -658,9 +778,8 @@ async fn a_request_that_is_dropped_under_the_cap_leaves_nothing() {
     .await;
 }
 
-#[tokio::test]
-async fn a_request_that_is_dropped_in_the_queue_leaves_nothing() {
-    table("request, full", ALL, BY_LEASE, async |cell| {
+async fn a_request_that_is_dropped_in_the_queue_leaves_nothing(server: Server) {
+    table(server, "request, full", ALL, BY_LEASE, async |cell| {
         let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
         let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
         let call = cell.reach(layered(cell, true).call(Request::new(()))).await;
@@ -671,9 +790,10 @@ async fn a_request_that_is_dropped_in_the_queue_leaves_nothing() {
     .await;
 }
 
-#[tokio::test]
-async fn a_request_that_is_dropped_in_its_handler_leaves_nothing_however_that_fares() {
-    table("request, in its handler", ON_DROP, GIVEN_BACK, async |cell| {
+async fn a_request_that_is_dropped_in_its_handler_leaves_nothing_however_that_fares(
+    server: Server,
+) {
+    table(server, "request, in its handler", ON_DROP, GIVEN_BACK, async |cell| {
         let mut call = Box::pin(layered(cell, false).call(Request::new(())));
         let mut polled = task::spawn(&mut call);
         assert!(polled.poll().is_pending());
@@ -688,58 +808,61 @@ async fn a_request_that_is_dropped_in_its_handler_leaves_nothing_however_that_fa
     .await;
 }
 
-#[tokio::test]
-async fn a_body_that_is_dropped_after_any_frame_leaves_nothing_however_that_fares() {
+async fn a_body_that_is_dropped_after_any_frame_leaves_nothing_however_that_fares(server: Server) {
     for frames in 0..=4 {
-        table(&format!("body, after {frames} polls"), ON_DROP, GIVEN_BACK, async |cell| {
-            let response = layered(cell, true).call(Request::new(())).await.unwrap();
-            let mut body = response.into_body();
-            for _ in 0..frames.min(3) {
-                assert!(body.frame().await.unwrap().is_ok());
-            }
-            cell.until_places((1, 0)).await;
-            if frames < 4 {
-                let call = cell.reach(dropping(body)).await;
-                cell.drop_there(call).await;
-            } else {
-                // It is released at its end, not when the body is gone.
-                let call = cell
-                    .reach(async move {
-                        assert!(body.frame().await.is_none());
-                        let _body = body;
-                        pending::<()>().await;
-                    })
-                    .await;
-                if cell.phase != Unsent {
-                    cell.drop_there(()).await;
-                    cell.nothing_left().await;
-                    drop(call);
-                } else {
-                    cell.drop_there(call).await;
+        table(
+            server.clone(),
+            &format!("body, after {frames} polls"),
+            ON_DROP,
+            GIVEN_BACK,
+            async |cell| {
+                let response = layered(cell, true).call(Request::new(())).await.unwrap();
+                let mut body = response.into_body();
+                for _ in 0..frames.min(3) {
+                    assert!(body.frame().await.unwrap().is_ok());
                 }
-            }
-            cell.nothing_left().await
-        })
+                cell.until_places((1, 0)).await;
+                if frames < 4 {
+                    let call = cell.reach(dropping(body)).await;
+                    cell.drop_there(call).await;
+                } else {
+                    // It is released at its end, not when the body is gone.
+                    let call = cell
+                        .reach(async move {
+                            assert!(body.frame().await.is_none());
+                            let _body = body;
+                            pending::<()>().await;
+                        })
+                        .await;
+                    if cell.phase != Unsent {
+                        cell.drop_there(()).await;
+                        cell.nothing_left().await;
+                        drop(call);
+                    } else {
+                        cell.drop_there(call).await;
+                    }
+                }
+                cell.nothing_left().await
+            },
+        )
         .await;
     }
 }
 
 // ===== how and where it is dropped =====
 
-#[tokio::test]
-async fn a_permit_may_be_dropped_on_a_thread_without_a_runtime() {
-    let redis = TestRedis::start();
-    let semaphore = redis.semaphore();
+async fn a_permit_may_be_dropped_on_a_thread_without_a_runtime(server: Server) {
+    let semaphore = server.semaphore();
     let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
     let permit = semaphore.acquire("x", &policy).await.unwrap();
     let mut waits = Box::pin(semaphore.acquire("x", &policy));
     assert_pending!(task::spawn(&mut waits).poll());
     eventually("it waits", async || semaphore.inspect("x").await.unwrap().waiting == 1).await;
     std::thread::spawn(move || drop((waits, permit))).join().unwrap();
-    eventually("nothing is stored", async || redis.keys() == 0).await;
+    eventually("nothing is stored", async || server.count().await == 0).await;
     // The last handle with what it had, before its first connection and after it.
     for connected in [false, true] {
-        let one = redis.semaphore();
+        let one = server.semaphore();
         let acquire = one.acquire("x", &policy);
         if connected {
             let permit = acquire.await.unwrap();
@@ -747,7 +870,7 @@ async fn a_permit_may_be_dropped_on_a_thread_without_a_runtime() {
         } else {
             std::thread::spawn(move || drop((one, acquire))).join().unwrap();
         }
-        eventually("nothing is stored", async || redis.keys() == 0).await;
+        eventually("nothing is stored", async || server.count().await == 0).await;
     }
 }
 
@@ -791,25 +914,23 @@ fn no_memory_is_kept_in_whatever_order_permit_semaphore_and_runtime_go() {
     super::drops_in_each_order(|| RedisBackend::builder(redis.url()).build().unwrap());
 }
 
-#[tokio::test]
-async fn a_permit_of_a_semaphore_that_is_gone_is_given_back_over_a_broken_connection() {
-    let redis = TestRedis::start();
-    let proxy = Proxy::start(redis.port()).await;
+async fn a_permit_of_a_semaphore_that_is_gone_is_given_back_over_a_broken_connection(
+    server: Server,
+) {
+    let proxy = Proxy::start(server.port()).await;
     let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
-    let semaphore = Semaphore::redis(&proxy.url()).unwrap();
+    let semaphore = server.semaphore_behind(&proxy);
     let permit = semaphore.acquire("x", &policy).await.unwrap();
     drop(semaphore);
     proxy.hold(REQUESTS);
     drop(permit);
     eventually("the release is on its way", async || proxy.held(REQUESTS) > 0).await;
     proxy.cut();
-    eventually("nothing is stored", async || redis.keys() == 0).await;
+    eventually("nothing is stored", async || server.count().await == 0).await;
 }
 
-#[tokio::test]
-async fn an_acquire_made_anew_in_each_round_of_a_loop_leaves_nothing_in_redis() {
-    let redis = TestRedis::start();
-    let (a, b) = (redis.semaphore(), redis.semaphore());
+async fn an_acquire_made_anew_in_each_round_of_a_loop_leaves_nothing_stored(server: Server) {
+    let (a, b) = (server.semaphore(), server.semaphore());
     let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
     let mut held = Some(b.acquire("x", &policy).await.unwrap());
     let mut ticks = tokio::time::interval(Duration::from_millis(2));
@@ -832,13 +953,11 @@ async fn an_acquire_made_anew_in_each_round_of_a_loop_leaves_nothing_in_redis() 
     })
     .await;
     drop(permit);
-    eventually("nothing is stored", async || redis.keys() == 0).await;
+    eventually("nothing is stored", async || server.count().await == 0).await;
 }
 
-#[tokio::test]
-async fn aborting_and_panicking_while_holding_or_waiting_leaves_nothing_in_redis() {
-    let redis = TestRedis::start();
-    let semaphore = redis.semaphore();
+async fn aborting_and_panicking_while_holding_or_waiting_leaves_nothing_stored(server: Server) {
+    let semaphore = server.semaphore();
     let policy = Policy::builder(2).wait_timeout(WAIT).lease(LEASE).build().unwrap();
     let hold = |panics: Arc<tokio::sync::Notify>| {
         let acquire = semaphore.acquire("x", &policy);
@@ -858,7 +977,30 @@ async fn aborting_and_panicking_while_holding_or_waiting_leaves_nothing_in_redis
     aborted.abort();
     panics.notify_one();
     assert!(holds.await.unwrap_err().is_panic());
-    eventually("nothing is stored", async || redis.keys() == 0).await;
+    eventually("nothing is stored", async || server.count().await == 0).await;
+}
+
+/// What is left is found; otherwise the tables above prove nothing.
+async fn an_acquire_that_is_forgotten_leaves_something(server: Server) {
+    table(server, "acquire, forgotten", &[(Answered, GoesOn)], GIVEN_BACK, async |cell| {
+        let call = cell.reach(cell.near.acquire(&*cell.name, &cell.policy(1))).await;
+        cell.drop_there(std::mem::ManuallyDrop::new(call)).await;
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+#[should_panic(expected = "nobody holds or waits")]
+async fn what_is_left_in_redis_is_found() {
+    an_acquire_that_is_forgotten_leaves_something(Server::redis()).await;
+}
+
+#[cfg(feature = "etcd")]
+#[tokio::test]
+#[should_panic(expected = "nobody holds or waits")]
+async fn what_is_left_in_etcd_is_found() {
+    an_acquire_that_is_forgotten_leaves_something(Server::etcd()).await;
 }
 
 /// The proxy does what it is for; otherwise the tables above prove nothing.
