@@ -5,11 +5,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::block_in_place;
 use tokio::time::{sleep_until, timeout};
+use tower_semaphore::{Policy, Semaphore};
 
 use super::judge::judge;
 use super::load::{KEPT, MOVED, limit};
 use super::world::World;
-use crate::support::eventually_or;
+use crate::support::etcd::EtcdCluster;
+use crate::support::faulty_proxy::Proxy;
+use crate::support::{eventually, eventually_or};
 
 /// The longest lease, what etcd needs to notice its end, and the grace.
 const SETTLED: Duration = Duration::from_millis(3000 + 500 + 2000);
@@ -95,4 +98,29 @@ async fn goes_back(what: &str, is_other: bool) {
     }
     let (_, report) = world.finish(what).await;
     assert!(!report.forgotten.contains_key(KEPT), "{report:?}");
+}
+
+/// What it released is held in the older data, and by the time that it connects these are at a later revision than the last
+/// one that it saw: only the id of the cluster shows that the data are others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_comes_late_to_other_data_releases_what_it_does_not_have() {
+    let mut cluster = block_in_place(EtcdCluster::start);
+    let proxy = Proxy::start(cluster.members[0].client_port()).await;
+    let late = Semaphore::etcd(&format!("etcd://{}", proxy.address())).unwrap();
+    let other = Semaphore::etcd(&cluster.url()).unwrap();
+    let policy = Policy::builder(1).wait_timeout(Duration::from_secs(8)).build().unwrap();
+    let permit = late.acquire("x", &policy).await.unwrap();
+    let saved = block_in_place(|| cluster.save());
+    permit.release().await.unwrap();
+    proxy.stall(true);
+    proxy.cut();
+    block_in_place(|| cluster.restore(&saved, true));
+    eventually("the data are used", async || other.acquire("y", &policy).await.is_ok()).await;
+    for _ in 0..50 {
+        eventually("it goes on", async || other.acquire("y", &policy).await.is_ok()).await;
+    }
+    assert_eq!(other.inspect("x").await.unwrap().in_use, 1, "as the data have it");
+    proxy.stall(false);
+    eventually("it is back", async || late.acquire("z", &policy).await.is_ok()).await;
+    drop(other.acquire("x", &policy).await.expect("it is released"));
 }
