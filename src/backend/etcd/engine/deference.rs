@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::protocol::{NodeId, Time};
 
-/// A process that wrote within so many round trips is one that contends.
-const RECENT: u32 = 32;
+/// A process that wrote within so many round trips is one that contends: some lose several rounds.
+const RECENT: u32 = 256;
 
 /// The most processes for which one waits.
 const OTHERS_MAX: usize = 16;
@@ -100,8 +100,8 @@ mod tests {
         deference.handle_own_write(ROUND_TRIP, at(1));
         assert_eq!(deference.pause(at(2)), Some(Duration::from_millis(3)));
         assert_eq!(deference.pause(at(5)), None, "both had their time");
-        deference.handle_own_write(ROUND_TRIP, at(70));
-        assert_eq!(deference.pause(at(70)), None, "they wrote long ago");
+        deference.handle_own_write(ROUND_TRIP, at(520));
+        assert_eq!(deference.pause(at(520)), None, "they wrote long ago");
     }
 
     #[test]

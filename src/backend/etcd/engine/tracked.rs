@@ -15,11 +15,10 @@ use crate::protocol::replica::{Change, Replica, Row, Transaction};
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// So often a transaction is made anew at once after another process was first. Then processes that contend would keep
-/// each other from it, so each waits for a random time, and the longest such time doubles.
-const LOSSES_AT_ONCE: u32 = 16;
-const LOSS_PAUSE_MIN: Duration = Duration::from_millis(1);
-const LOSS_PAUSE_MAX: Duration = Duration::from_millis(16);
+/// From this loss on, a transaction is made anew only after a random part of a round trip. Who is in no turn yet hears of
+/// its loss a little later than the next one in turn hears of what was written, so at once it would lose again, and again.
+const LOSSES_AT_ONCE: u32 = 12;
+const LOSS_PAUSE_MAX: Duration = Duration::from_millis(20);
 
 /// A transaction that writes more than this is made anew only after a random time, of up to so many round trips.
 const LARGE: usize = 8 * 1024;
@@ -195,9 +194,10 @@ impl Tracked {
             let slots = 1 << self.losses.min(LOSS_SLOTS_LOG);
             return (round_trip * slots).mul_f64(random).min(LARGE_LOSS_PAUSE_MAX);
         }
-        let Some(more) = self.losses.checked_sub(LOSSES_AT_ONCE) else { return Duration::ZERO };
-        let longest = (LOSS_PAUSE_MIN * (1 << more.min(8))).min(LOSS_PAUSE_MAX);
-        longest.mul_f64(random)
+        if self.losses < LOSSES_AT_ONCE {
+            return Duration::ZERO;
+        }
+        round_trip.min(LOSS_PAUSE_MAX).mul_f64(random)
     }
 }
 
@@ -253,7 +253,7 @@ mod tests {
             (1..losses).for_each(|_| _ = tracked.handle_loss(writes, ROUND_TRIP, 1.0));
             tracked.handle_loss(writes, ROUND_TRIP, 1.0).as_millis()
         };
-        assert_eq!([1, 15, 16, 17, 50].map(|losses| ms(losses, 1000)), [0, 0, 1, 2, 16]);
+        assert_eq!([1, 11, 12, 50].map(|losses| ms(losses, 1000)), [0, 0, 2, 2]);
         assert_eq!([1, 2, 3, 50].map(|losses| ms(losses, 50_000)), [4, 8, 16, 64]);
         let far = Duration::from_millis(80);
         let pause = with_waiting(0).handle_loss(50_000, far, 1.0);
