@@ -9,6 +9,7 @@
 pub mod backend;
 pub mod chance;
 pub mod checker;
+mod counted;
 pub mod fair;
 pub mod further;
 pub mod naive;

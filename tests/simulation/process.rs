@@ -27,6 +27,7 @@ use tower_semaphore::{
 use tower_service::Service;
 
 use crate::backend::{Incoming, Port, SimBackend};
+use crate::counted::Counted;
 use crate::plan::{
     AdaptivePlan, AskPlan, BudgetPlan, Deed, FURTHER, GiveBack, OutagePolicy, Planted, PolicyPlan,
     RequestPlan,
@@ -555,33 +556,6 @@ fn asked(parts: &Parts) -> AskPlan {
 
 // ===== clients =====
 
-/// Counts how often a future is polled while no time passes.
-struct Counted<F> {
-    future: F,
-    last: Option<Instant>,
-    polls: u32,
-}
-
-impl<F: Future + Unpin> Counted<F> {
-    const fn new(future: F) -> Self {
-        Self { future, last: None, polls: 0 }
-    }
-
-    /// Returns `Err` if it spins.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<F::Output, ()>> {
-        let now = Instant::now();
-        if self.last == Some(now) {
-            self.polls += 1;
-            if self.polls > POLLS_MAX {
-                return Poll::Ready(Err(()));
-            }
-        } else {
-            (self.last, self.polls) = (Some(now), 0);
-        }
-        Pin::new(&mut self.future).poll(cx).map(Ok)
-    }
-}
-
 /// The result of a client's wait.
 enum Waited<T> {
     Done(T),
@@ -590,10 +564,10 @@ enum Waited<T> {
 }
 
 async fn wait<F: Future + Unpin>(future: F, leaves: Option<u64>) -> Waited<F::Output> {
-    let mut future = Counted::new(future);
+    let mut future = Counted::new(future, POLLS_MAX);
     let mut leaves = leaves.map(|ms| Box::pin(sleep(Duration::from_millis(ms))));
     poll_fn(|cx| {
-        match future.poll(cx) {
+        match Pin::new(&mut future).poll(cx) {
             Poll::Ready(Ok(done)) => return Poll::Ready(Waited::Done(done)),
             Poll::Ready(Err(())) => return Poll::Ready(Waited::Spins),
             Poll::Pending => {}

@@ -1,16 +1,16 @@
 //! The clients of a process: they ask for permits, hold them, give them back, or leave.
 
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tower_semaphore::{AcquireError, Ask, Permit, Policy, RejectReason, Semaphore};
 
 use crate::chance::Rng;
+use crate::counted::Counted;
 use crate::plan::{Kind, Name, Planted};
 use crate::process::{Holding, Seen, Surroundings};
 
@@ -158,7 +158,7 @@ impl Client {
                 cx.waker().wake_by_ref();
                 Poll::Pending
             });
-            if Counted::new(Box::pin(spin)).await.is_err() {
+            if Counted::new(Box::pin(spin), POLLS_MAX).await.is_err() {
                 self.breaks(number, "spins", "a future that is polled all the time".to_owned());
             }
             return None;
@@ -166,7 +166,7 @@ impl Client {
         let bound = wait.max(ANSWER) + MARGIN;
         let is_settled = self.surroundings.now() >= self.settled_at;
         let leaves = leaves.map_or(Duration::MAX, Duration::from_millis);
-        let counted = Counted::new(acquire);
+        let counted = Counted::new(acquire, POLLS_MAX);
         let answer = tokio::select! {
             biased;
             answer = counted => answer,
@@ -287,35 +287,5 @@ impl Client {
             }
             _ => drop(permit),
         }
-    }
-}
-
-/// Counts how often a future is polled while no time passes. `Err`: it spins.
-struct Counted<F> {
-    future: F,
-    last: Option<Instant>,
-    polls: u32,
-}
-
-impl<F> Counted<F> {
-    const fn new(future: F) -> Self {
-        Self { future, last: None, polls: 0 }
-    }
-}
-
-impl<F: Future + Unpin> Future for Counted<F> {
-    type Output = Result<F::Output, ()>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let now = Instant::now();
-        if self.last == Some(now) {
-            self.polls += 1;
-            if self.polls > POLLS_MAX {
-                return Poll::Ready(Err(()));
-            }
-        } else {
-            (self.last, self.polls) = (Some(now), 0);
-        }
-        Pin::new(&mut self.future).poll(cx).map(Ok)
     }
 }

@@ -21,6 +21,8 @@ pub mod chance;
 pub mod checker;
 pub mod client;
 pub mod cluster;
+#[path = "../simulation/counted.rs"]
+mod counted;
 #[path = "../it/etcd_faults/history.rs"]
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests on real clusters")]
 mod history;

@@ -17,6 +17,7 @@ use futures_util::future::join_all;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
+use tokio::task::JoinHandle;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, service_fn};
 use tower_semaphore::backend::RedisBackend;
@@ -343,6 +344,12 @@ impl Cell {
         self.began = Instant::now();
     }
 
+    /// Waits until the request of another process has its permit, and drops that.
+    async fn is_served(&self, other: JoinHandle<Result<Permit, AcquireError>>) {
+        let served = tokio::time::timeout(SOON, other).await;
+        drop(served.expect(&self.what).unwrap().expect(&self.what));
+    }
+
     /// Asserts that nothing is left of it: no key, no permit, no waiter. Returns how long that took.
     async fn nothing_left(&self) -> Duration {
         let what = format!("{}: nobody holds or waits", self.what);
@@ -471,8 +478,7 @@ async fn an_acquire_that_is_dropped_in_the_queue_leaves_nothing_and_stands_in_no
         };
         cell.drop_there(call).await;
         drop(held);
-        let served = tokio::time::timeout(SOON, other).await;
-        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.is_served(other).await;
         cell.nothing_left().await
     })
     .await;
@@ -528,8 +534,7 @@ async fn a_grant_that_reaches_nobody_any_more_is_given_back(server: Server) {
             _ => eventually(&cell.what, async || call.is_woken()).await,
         }
         cell.drop_there(call).await;
-        let served = tokio::time::timeout(SOON, behind).await;
-        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.is_served(behind).await;
         cell.nothing_left().await
     })
     .await;
@@ -576,8 +581,7 @@ async fn a_release_that_is_dropped_is_carried_out(server: Server) {
         cell.until_places((1, 1)).await;
         let call = cell.reach(permit.release()).await;
         cell.drop_there(call).await;
-        let served = tokio::time::timeout(SOON, behind).await;
-        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.is_served(behind).await;
         cell.nothing_left().await
     })
     .await;
@@ -590,8 +594,7 @@ async fn a_permit_that_is_dropped_is_given_back_however_that_fares(server: Serve
         cell.until_places((1, 1)).await;
         let call = cell.reach(dropping(permit)).await;
         cell.drop_there(call).await;
-        let served = tokio::time::timeout(SOON, behind).await;
-        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.is_served(behind).await;
         cell.nothing_left().await
     })
     .await;
@@ -732,8 +735,7 @@ async fn a_shutdown_that_is_dropped_gives_everything_back(server: Server) {
         cell.drop_there(call).await;
         assert!(matches!(waits.await.unwrap(), Err(AcquireError::Closed)), "{}", cell.what);
         assert!(permit.is_lost(), "{}", cell.what);
-        let served = tokio::time::timeout(SOON, behind).await;
-        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.is_served(behind).await;
         cell.nothing_left().await
     })
     .await;
