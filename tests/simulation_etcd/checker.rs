@@ -242,7 +242,7 @@ impl<'a> Checker<'a> {
         let applies = |rule: Rule| match rule {
             Rule::Complete | Rule::Cap | Rule::Stay | Rule::Forgotten | Rule::Returned => true,
             Rule::Tail | Rule::Newcomer => kind != Kind::Fair,
-            // Whoever asks brings the limit by which it leaves nothing free.
+            // Processes ask with different limits, and each leaves nothing free by its own.
             Rule::Heads | Rule::Idle => kind == Kind::Plain,
         };
         for violation in report.violations.iter().filter(|violation| applies(violation.rule)) {
@@ -268,7 +268,7 @@ impl<'a> Checker<'a> {
             let Some(version) = Version::read(&change.event) else { continue };
             let Change::Semaphore { name, value } = version.change else { continue };
             if value.is_none() && !self.plan.has_one_time() {
-                // Whoever removed what a rate remembers did so by a clock of its own.
+                // The process that removed the starts took them for over by its own clock.
                 starts.remove(&name);
             }
             let value = value.unwrap_or_default();

@@ -298,7 +298,7 @@ impl State {
         self.store.extend_leases(EXTENSION);
     }
 
-    /// The leader is gone: for so long nobody knows, and then for so long nobody leads.
+    /// The leader is gone. Nobody knows that for a time, and nobody leads for another time after it; in ms.
     pub const fn lose_leader(&mut self, unnoticed: u64, leaderless: u64) {
         self.is_known = false;
         self.stalls_until = self.now + unnoticed;
@@ -306,7 +306,7 @@ impl State {
         self.is_electing = true;
     }
 
-    /// Another member leads, and the one before does not know for so long.
+    /// Another member leads, and the one before does not know that for a time, in ms.
     pub fn depose(&mut self, unnoticed: u64) {
         let (before, stale_term) = (self.leader, self.term);
         self.lead((before + 1) % MEMBERS);

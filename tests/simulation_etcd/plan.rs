@@ -43,7 +43,7 @@ pub struct Name {
     pub lease: u64,
     pub linger: u64,
     pub reuse: bool,
-    /// The most starts in so many ms, if it has a rate.
+    /// If it has a rate, the most starts, and its window in ms.
     pub rate: Option<(u32, u64)>,
 }
 

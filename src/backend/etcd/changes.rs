@@ -8,12 +8,9 @@ use tokio::sync::{Mutex as Turn, oneshot};
 use tokio::time::{Instant, sleep};
 
 use super::overrides;
-use super::queries::{Questions, contended};
+use super::queries::{Questions, TRIES_MAX, contended};
 use crate::backend::{Change, Overrides, QueryError};
 use crate::sync::{Mutex, lock};
-
-/// How often changes are tried anew because another process was first. One of them always is.
-const TRIES_MAX: u32 = 64;
 
 /// What one process writes of the overrides in the long run, bytes in a ms: each change writes all of them, and hundreds of
 /// adaptive limits can change each second. etcd keeps each version until it is compacted.
@@ -29,7 +26,7 @@ type Answer = Result<(), QueryError>;
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     asked: Mutex<Vec<Asked>>,
-    /// Who has it writes for all.
+    /// The caller that holds it writes for all.
     turn: Turn<Pace>,
 }
 

@@ -18,8 +18,8 @@ use crate::protocol::liveness::LeaseId;
 use crate::protocol::replica::{Row, Value};
 use crate::protocol::{BoundRate, NodeId, PlaceId};
 
-/// How often a change is tried anew because another process was first. One of them always is.
-const TRIES_MAX: u32 = 64;
+/// How often a change of a key is tried: each time, another process can be first.
+pub(super) const TRIES_MAX: u32 = 64;
 
 impl From<WireError> for QueryError {
     fn from(error: WireError) -> Self {

@@ -15,22 +15,23 @@ use crate::protocol::replica::{Change, Replica, Row, Transaction};
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// From this loss on, a transaction is made anew only after a random part of a round trip. Who is in no turn yet hears of
-/// its loss a little later than the next one in turn hears of what was written, so at once it would lose again, and again.
+/// From this loss on, a transaction is made anew only after a random part of a round trip. A process that has no turn yet
+/// hears of its loss a little later than the next in turn hears of the write, and would lose again each time.
 const LOSSES_AT_ONCE: u32 = 12;
 const LOSS_PAUSE_MAX: Duration = Duration::from_millis(20);
 
-/// A transaction that writes more than this is made anew only after a random time, of up to so many round trips.
+/// A transaction that writes more bytes than this is made anew only after a random time. The longest is two round trips
+/// after the first loss, and doubles with each of the next four.
 const LARGE: usize = 8 * 1024;
 const LOSS_SLOTS_LOG: u32 = 5;
 const LARGE_LOSS_PAUSE_MAX: Duration = Duration::from_millis(250);
 
-/// Calls that nobody misses yet wait for others for so many round trips, and for how long at most. It is to be longer than
-/// the turns of some other processes.
+/// How many round trips calls wait for others if nobody misses them yet, and for how long at most. The turns of some other
+/// processes fit into it.
 const GATHERS: u32 = 4;
 const GATHERS_MAX: Duration = Duration::from_millis(20);
 
-/// What was seen so long ago is read again, in case the watch lost an event.
+/// What was seen this long ago is read again, in case the watch lost an event.
 const SEEN_MAX: Duration = Duration::from_secs(30);
 
 /// A semaphore that this process uses, or in which it forgets places of the dead.
