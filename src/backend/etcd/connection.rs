@@ -9,6 +9,7 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::changes::Changes;
 use super::link::Link;
 use super::queries::Questions;
 use super::shared::Shared;
@@ -24,6 +25,7 @@ use crate::sync::{Mutex, lock};
 pub(super) struct EtcdConnection {
     shared: Arc<Shared>,
     questions: Questions,
+    changes: Arc<Changes>,
     number: u64,
     server: ServerInfo,
     /// Taken by [`drive`](Connection::drive).
@@ -43,9 +45,9 @@ impl EtcdConnection {
             keys: shared.keys.clone(),
             environment: Arc::clone(&shared.environment),
             order: Arc::default(),
-            changes: Arc::default(),
         };
-        Self { shared: Arc::clone(shared), questions, number, server, link: Mutex::new(Some(link)) }
+        let (shared, link) = (Arc::clone(shared), Mutex::new(Some(link)));
+        Self { shared, questions, changes: Arc::default(), number, server, link }
     }
 }
 
@@ -103,7 +105,9 @@ impl Queries for EtcdConnection {
     }
 
     fn set_override(&self, _: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
-        self.questions.clone().set_override(Arc::clone(name), change).boxed()
+        let (changes, questions) = (Arc::clone(&self.changes), self.questions.clone());
+        let name = Arc::clone(name);
+        async move { changes.ask(&questions, name, change).await }.boxed()
     }
 
     fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {

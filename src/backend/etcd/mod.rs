@@ -21,6 +21,7 @@ mod overrides;
 mod queries;
 mod requests;
 mod shared;
+mod status;
 #[cfg_attr(
     not(feature = "unstable-backend"),
     allow(

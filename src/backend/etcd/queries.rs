@@ -5,14 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::Mutex;
 
-use super::changes::Changes;
 use super::keys::{Folder, Keys};
 use super::link::behind;
 use super::overrides;
 use super::requests::{self, Stored};
 use super::wire::messages::{PutRequest, RangeRequest, TxnRequest};
 use super::wire::{Client, Environment, WireError};
-use crate::backend::{Change, Listing, Names, Overrides, PeerMessage, QueryError, listing};
+use crate::backend::{Listing, Names, Overrides, PeerMessage, QueryError, listing};
 use crate::error::BackendError;
 use crate::protocol::liveness::LeaseId;
 use crate::protocol::replica::{Row, Value};
@@ -35,7 +34,6 @@ pub(super) struct Questions {
     pub(super) environment: Arc<dyn Environment>,
     /// Of several messages, the first is sent first.
     pub(super) order: Arc<Mutex<()>>,
-    pub(super) changes: Arc<Changes>,
 }
 
 impl Questions {
@@ -73,14 +71,6 @@ impl Questions {
         let (set, _) = self.read_overrides().await?;
         let now = self.environment.wall() / 1000;
         Ok((set.version != known).then_some(Overrides { now, ..set }))
-    }
-
-    pub(super) async fn set_override(
-        self,
-        name: Arc<str>,
-        change: Change,
-    ) -> Result<(), QueryError> {
-        self.changes.ask(&self, name, change).await
     }
 
     pub(super) async fn revoke(

@@ -19,9 +19,9 @@ pub(super) use self::readings::{Signs, behind, signs};
 use super::clock::Now;
 use super::engine::{Engine, Request};
 use super::keys::Folder;
-use super::open::warning;
 use super::requests::{self, Outcome};
 use super::shared::Shared;
+use super::status::warning;
 use super::wire::messages::{
     EventType, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, RangeRequest,
     StatusResponse, TxnResponse,
